@@ -5,21 +5,17 @@
 
 The sender is a process of its own; ``--at`` is put in front of its command, as in
 ``--at "ip netns exec node.2"``, and ``--host`` is its address as both sides see it. Each round
-moves the same bytes in eight ways, one after the other:
+moves the same bytes in four ways, one after the other, over TLS 1.3:
 
-bare_plain: one TCP connection. The sender calls ``sendfile`` until all is sent, the reader
-    ``recv_into`` with warm memory. Nothing is checked.
-read_plain: ``BulkClient.read`` from ``tcp:`` into warm memory. A GMAC of every piece is made and
-    checked.
-new_plain: ``SlabService.fetch`` from ``tcp:``, into an empty store. It takes a slab with fresh
-    pages, reads into it as before, and compares the xxh3 of the whole with the reference's.
-pull_plain: the same, into a store that is full, as a run's is after its first steps: the copy that
-    comes takes the memory of the oldest one.
-bare_tls: one connection of TLS 1.3, ``sendall`` and ``recv_into``.
-read_tls, new_tls, pull_tls: as for plain, from ``tls:``.
+bare: one connection, ``sendall`` and ``recv_into`` with warm memory.
+read: ``BulkClient.read`` into warm memory.
+new: ``SlabService.fetch``, into an empty store. It takes a slab with fresh pages, reads into it as
+    before, and compares the xxh3 of the whole with the reference's.
+pull: the same, into a store that is full, as a run's is after its first steps: the copy that comes
+    takes the memory of the oldest one.
 
 Of each it tells GB/s (the median of the rounds) and the CPU seconds for one GB on both sides.
-read_plain_over_bare and so on are medians of the rounds' ratios.
+read_over_bare and so on are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -58,11 +54,9 @@ from gcore_core.runtime.store.server import SlabService, StoreSpec
 MEMORY = Path("/dev/shm")
 PIECE_BYTES = 1 << 20
 # A pull comes after a new one: that one's copy is what it takes the memory of.
-WAYS = tuple(
-    f"{kind}_{way}" for way in ("plain", "tls") for kind in ("bare", "read", "new", "pull")
-)
-CONTENTS = 2  # of one size, for each way that pulls
-SERVED = ("bare_plain", "plain", "bare_tls", "tls")
+WAYS = ("bare", "read", "new", "pull")
+CONTENTS = 2  # of one size, for the ways that pull
+SENDER = "sender"
 
 
 class Order(msgspec.Struct):
@@ -76,11 +70,17 @@ class Order(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """What the sender answers: port of each way, references of the contents to be pulled."""
+    """What the sender answers.
+
+    bare_port: where it serves a bare socket.
+    port: where it serves content, as an agent does.
+    refs: of the contents to be pulled.
+    """
 
     pid: int
-    ports: dict[str, int]
-    refs: dict[str, list[Ref]]
+    bare_port: int
+    port: int
+    refs: list[Ref]
 
 
 # -- the sender ------------------------------------------------------------------------------------
@@ -92,24 +92,19 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def serve_bare(order: Order, port: int, file: Path, is_tls: bool) -> None:
+def serve_bare(order: Order, port: int, file: Path) -> None:
     """Sends the file to everybody who connects."""
     listener = socket.create_server((order.host, port))
-    context = tls.contexts(order.identity).server if is_tls else None
+    context = tls.contexts(order.identity).server
     descriptor = os.open(file, os.O_RDONLY)
     memory = memoryview(mmap.mmap(descriptor, order.nbytes, prot=mmap.PROT_READ))
 
     def run() -> None:
         while True:
-            sock, _ = listener.accept()
-            if context is not None:
-                sock = context.wrap_socket(sock, server_side=True)
-                for start in range(0, order.nbytes, PIECE_BYTES):
-                    sock.sendall(memory[start : start + PIECE_BYTES])
-            else:
-                sent = 0
-                while sent < order.nbytes:
-                    sent += os.sendfile(sock.fileno(), descriptor, sent, order.nbytes - sent)
+            accepted, _ = listener.accept()
+            sock = context.wrap_socket(accepted, server_side=True)
+            for start in range(0, order.nbytes, PIECE_BYTES):
+                sock.sendall(memory[start : start + PIECE_BYTES])
             sock.recv(1)  # the reader has all
             sock.close()
 
@@ -122,31 +117,27 @@ async def send() -> None:
     directory = Path(order.directory)
     generator = np.random.default_rng(0)
     contents = [generator.integers(0, 256, order.nbytes, np.uint8) for _ in range(CONTENTS)]
-    sent = Sent(os.getpid(), {}, {})
-    for way in SERVED:
-        is_tls = way.endswith("tls")
-        port = sent.ports[way] = free_port(order.host)
-        if way.startswith("bare"):
-            file = directory / "bare"
-            file.write_bytes(contents[0].data)
-            serve_bare(order, port, file, is_tls)
-            continue
-        node = f"sender.{way}"
-        spec = StoreSpec(
-            node=node,
-            directory=str(directory / node),
-            spill=str(directory / "spill"),
-            budget_bytes=2 * CONTENTS * order.nbytes,
-        )
-        address = f"{'tls' if is_tls else 'tcp'}:{order.host}:{port}"
-        slabs = SlabService(spec, order.secret, {node: address}, order.identity)
-        network, service = InlineNetwork(), Service(node)
-        slabs.register(service)
-        await network.view(node).serve(node, service)
-        slabs.open()
-        agent = network.view("writer").peer(node)
-        writer = StoreWriter(Path(spec.directory), node, order.secret, agent, "writer")
-        sent.refs[way] = await writer.put_blobs(0, frozenset({0}), contents)
+    file = directory / "bare"
+    file.write_bytes(contents[0].data)
+    bare_port = free_port(order.host)
+    serve_bare(order, bare_port, file)
+    spec = StoreSpec(
+        node=SENDER,
+        directory=str(directory / SENDER),
+        spill=str(directory / "spill"),
+        budget_bytes=2 * CONTENTS * order.nbytes,
+    )
+    port = free_port(order.host)
+    addresses = {SENDER: f"tls:{order.host}:{port}"}
+    slabs = SlabService(spec, order.secret, addresses, order.identity)
+    network, service = InlineNetwork(), Service(SENDER)
+    slabs.register(service)
+    await network.view(SENDER).serve(SENDER, service)
+    slabs.open()
+    agent = network.view("writer").peer(SENDER)
+    writer = StoreWriter(Path(spec.directory), SENDER, order.secret, agent, "writer")
+    refs = await writer.put_blobs(0, frozenset({0}), contents)
+    sent = Sent(os.getpid(), bare_port, port, refs)
     print(msgspec.json.encode(sent).decode(), flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
@@ -170,31 +161,26 @@ class Reader:
             budget_bytes=order.nbytes + (1 << 20),
             bulk_streams=streams,
         )
-        addresses = {
-            f"sender.{way}": f"{'tls' if way == 'tls' else 'tcp'}:{order.host}:{port}"
-            for way, port in sent.ports.items()
-        }
+        addresses = {SENDER: f"tls:{order.host}:{sent.port}"}
         self._slabs = SlabService(spec, order.secret, addresses, order.identity)
         self._slabs.register(Service("reader"))
         self._client = BulkClient(addresses, order.secret, order.identity, streams)
 
     async def read(self, way: str) -> None:
-        if way.startswith("bare"):
-            await asyncio.to_thread(self._read_bare, way)
+        if way == "bare":
+            await asyncio.to_thread(self._read_bare)
             return
-        kind, _, way = way.partition("_")
-        first, second = self._sent.refs[way]
-        if kind == "read":
+        first, second = self._sent.refs
+        if way == "read":
             await self._client.read(first.node, StoredContent(first), self._memory, lambda: None)
             return
-        if kind == "new":
+        if way == "new":
             self._slabs.clear()
-        await self._slabs.fetch(first if kind == "new" else second, Call(lambda: None))
+        await self._slabs.fetch(first if way == "new" else second, Call(lambda: None))
 
-    def _read_bare(self, way: str) -> None:
-        sock = socket.create_connection((self._order.host, self._sent.ports[way]))
-        if way == "bare_tls":
-            sock = self._context.wrap_socket(sock)
+    def _read_bare(self) -> None:
+        connected = socket.create_connection((self._order.host, self._sent.bare_port))
+        sock = self._context.wrap_socket(connected)
         got = 0
         while got < self._order.nbytes:
             nbytes = sock.recv_into(self._memory[got : got + PIECE_BYTES])
@@ -229,10 +215,8 @@ async def rounds_of(reader: Reader, sent: Sent, n_rounds: int, nbytes: int) -> d
         figures[f"{way}_gb_per_s"] = gb / statistics.median(seconds[way])
         figures[f"{way}_sender_cpu_s_per_gb"] = statistics.median(s for s, _ in cpu[way]) / gb
         figures[f"{way}_reader_cpu_s_per_gb"] = statistics.median(r for _, r in cpu[way]) / gb
-    for way in WAYS:
-        if way.startswith("bare"):
-            continue
-        pairs = zip(seconds[f"bare_{way.partition('_')[2]}"], seconds[way], strict=True)
+    for way in WAYS[1:]:
+        pairs = zip(seconds["bare"], seconds[way], strict=True)
         figures[f"{way}_over_bare"] = statistics.median(bare / own for bare, own in pairs)
     return figures
 

@@ -14,8 +14,8 @@ quickstart: the quickstart with its policy on one node and a generator on each o
     as the runs' metrics have them. No spare processes are kept in either. Both runs are
     deterministic, and the benchmark ends where their final weights differ in a bit.
 bulk: bulk_rates.py, sender and reader on two nodes: the rate at which an agent pulls content into
-    an empty store over that of a bare socket, with TLS and in plain; the same into a store that is
-    full, as a run's is once its copies fill its budget; CPU seconds for one GB.
+    an empty store over that of a bare socket with TLS; the same into a store that is full, as a
+    run's is once its copies fill its budget; CPU seconds for one GB.
 calls: the median of small calls over TLS from one node to another, one after the other.
 push: bytes that the network interface of the trainer's node sends in a push to four generators on
     one other node, over the bytes of the model. Every generator hashes what it holds then.
@@ -227,12 +227,9 @@ def measure_quickstart(nodes: Nodes, short: bool) -> list[Claim]:
 
 #: A way of bulk_rates.py -> what its claims are called.
 _WAYS = {
-    "new_tls": "pull_tls",
-    "new_plain": "pull_plain",
-    "pull_tls": "pull_full_store_tls",
-    "pull_plain": "pull_full_store_plain",
-    "bare_tls": "bare_tls",
-    "bare_plain": "bare_plain",
+    "new": "pull_tls",
+    "pull": "pull_full_store_tls",
+    "bare": "bare_tls",
 }
 
 
@@ -252,16 +249,14 @@ def measure_bulk(nodes: Nodes, short: bool) -> list[Claim]:
                     n_rounds=1 if short else 3,
                 )
             )
-        nodes.tell(f"bulk: {rounds[-1]['pull_tls_gb_per_s']:.2f} GB/s over TLS")
+        nodes.tell(f"bulk: {rounds[-1]['pull_gb_per_s']:.2f} GB/s over TLS")
 
     def of(name: str, key: str, unit: str, bar: float | None = None) -> Claim:
         return repeated(name, [figures[key] for figures in rounds], statistics.median, unit, bar)
 
     return [
-        of("pull_tls_over_raw_tls", "new_tls_over_bare", "ratio", 0.8),
-        of("pull_plain_over_raw", "new_plain_over_bare", "ratio", 0.8),
-        of("pull_full_store_tls_over_raw_tls", "pull_tls_over_bare", "ratio"),
-        of("pull_full_store_plain_over_raw", "pull_plain_over_bare", "ratio"),
+        of("pull_tls_over_raw_tls", "new_over_bare", "ratio", 0.8),
+        of("pull_full_store_tls_over_raw_tls", "pull_over_bare", "ratio"),
         *(of(f"{name}_gb_per_second", f"{way}_gb_per_s", "GB/s") for way, name in _WAYS.items()),
         *(
             repeated(

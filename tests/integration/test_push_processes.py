@@ -42,7 +42,7 @@ from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
 from gcore_core.testing.push_site import PushSite, open_push_site
-from tests.support.wires import Wire, free_port, make_identity
+from tests.support.wires import Wire, free_address, shared_identity
 
 FAKE = "gcore_core.testing.fake:Fake"
 PATIENCE_S = 60.0
@@ -159,9 +159,7 @@ async def test_a_push_goes_once_from_node_to_node(short: Path) -> None:
     nodes = ("agent.0", "agent.1", "agent.2")
     names = ("supervisor", *nodes, "policy.0", "rollout.0", "rollout.1", "rollout.2")
     addresses = {name: f"unix:{short / name}" for name in names}
-    bulk = {node: f"tls:127.0.0.1:{free_port()}" for node in nodes}
-    wires = {node: Wire(f"tls:127.0.0.1:{free_port()}", bulk[node]) for node in nodes}
-    identity = make_identity()
+    wires = {node: Wire(free_address(), free_address()) for node in nodes}
     network = RpcNetwork(addresses, secret)
     service = Service("supervisor")
     hellos: asyncio.Queue[str] = asyncio.Queue()
@@ -190,8 +188,8 @@ async def test_a_push_goes_once_from_node_to_node(short: Path) -> None:
                     secret=secret,
                     store=store,
                     meeting=str(short / f"meeting.{node}"),
-                    bulk={**seen, node: bulk[node]},
-                    identity=identity,
+                    bulk={**seen, node: wires[node].target},
+                    identity=shared_identity(),
                 )
                 command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
                 environment = {**os.environ, "PYTHONPATH": str(short)}

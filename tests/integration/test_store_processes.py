@@ -53,7 +53,7 @@ from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext
 from tests.support import runs
-from tests.support.wires import Wire, free_port, make_identity
+from tests.support.wires import Wire, free_address, shared_identity
 
 MEMORY = Path("/dev/shm")
 PAGE_GIB = 4096 / 2**30
@@ -274,16 +274,12 @@ def short() -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def two_nodes(short: Path, scheme: str) -> AsyncIterator[TwoNodes]:
+async def two_nodes(short: Path) -> AsyncIterator[TwoNodes]:
     """Two agents in processes of their own; the second reads from the first over a wire."""
     secret = secrets.token_bytes(32)
-    identity = make_identity() if scheme == "tls" else b""
+    identity = shared_identity()
     addresses = {name: f"unix:{short / name}" for name in ("supervisor", "agent.0", "agent.1")}
-    bulk, near = (
-        f"unix:{short}/{name}" if scheme == "unix" else f"{scheme}:127.0.0.1:{free_port()}"
-        for name in ("bulk", "wire")
-    )
-    network, wire = RpcNetwork(addresses, secret), Wire(near, bulk)
+    network, wire = RpcNetwork(addresses, secret), Wire(free_address(), free_address())
     started, directories = [], [short / "memory.0", short / "memory.1"]
     with wire.opened():
         try:
@@ -297,7 +293,7 @@ async def two_nodes(short: Path, scheme: str) -> AsyncIterator[TwoNodes]:
                         node=name, directory=str(store), spill=str(short / f"spill.{i}")
                     ),
                     meeting=str(short / f"meeting.{i}"),
-                    bulk={"agent.0": near if i else bulk},
+                    bulk={"agent.0": wire.address if i else wire.target},
                     identity=identity,
                 )
                 command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
@@ -315,12 +311,9 @@ async def two_nodes(short: Path, scheme: str) -> AsyncIterator[TwoNodes]:
                 await process.wait()
 
 
-@pytest.mark.parametrize("scheme", ["unix", "tcp", "tls"])
-async def test_a_pull_between_nodes_resumes_after_a_broken_connection(
-    scheme: str, short: Path
-) -> None:
+async def test_a_pull_between_nodes_resumes_after_a_broken_connection(short: Path) -> None:
     large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
-    async with two_nodes(short, scheme) as nodes:
+    async with two_nodes(short) as nodes:
         nodes.wire.cut_after = 4 << 20
         ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])
         header = Header(ordinal=0, sample=0, row=0, seed=0, columns=ref)
@@ -337,7 +330,7 @@ async def test_a_pull_between_nodes_resumes_after_a_broken_connection(
 async def test_a_store_is_emptied_while_its_agent_pulls(short: Path) -> None:
     """The pull ends with an answer, the agent's log has nothing of it, and the agent goes on."""
     large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
-    async with two_nodes(short, "unix") as nodes:
+    async with two_nodes(short) as nodes:
         nodes.wire.hold_after = 4 << 20
         ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])
         agent = nodes.network.peer("agent.1")
@@ -355,10 +348,15 @@ async def test_a_store_is_emptied_while_its_agent_pulls(short: Path) -> None:
 
 async def test_a_sending_agent_that_is_killed_ends_the_pull(short: Path) -> None:
     large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
-    async with two_nodes(short, "tcp") as nodes:
+    async with two_nodes(short) as nodes:
         nodes.wire.hold_after = 4 << 20
         ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])
-        client = BulkClient({"agent.0": nodes.wire.address}, nodes.network.secret, patience_s=1.0)
+        client = BulkClient(
+            {"agent.0": nodes.wire.address},
+            nodes.network.secret,
+            shared_identity(),
+            patience_s=1.0,
+        )
         memory = bytearray(ref.nbytes)
         reads = client.read("agent.0", StoredContent(ref), memoryview(memory), lambda: None)
         read = asyncio.ensure_future(reads)

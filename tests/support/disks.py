@@ -10,7 +10,6 @@ every path in its answers is moved back.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from gcore_core.runtime.messages import CLEAR
 from gcore_core.runtime.process.node_files import FileNotes, NodeFiles
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.bulk import BulkClient, BulkServer, OfferedFile, Region, What
+from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32
 
@@ -105,18 +105,19 @@ def disks(
     where: process -> its node.
     """
     with contextlib.ExitStack() as stack:
-        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp")))
-        addresses = {node: f"unix:{short / node}" for node in disk_of}
+        addresses = {node: free_address() for node in disk_of}
         roots = {node: directory / f"disk-{disk}" for node, disk in disk_of.items()}
         home = next(iter(disk_of))
         peers = {}
         servers = {}
         for node, root in roots.items():
             root.mkdir(parents=True, exist_ok=True)
-            client = BulkClient(addresses, SECRET)
+            client = BulkClient(addresses, SECRET, shared_identity())
             stack.callback(client.close)
             files = NodeFiles(node, client, FileNotes(directory / f"notes-{node}"))
-            servers[node] = BulkServer(node, addresses[node], SECRET, _finder(files))
+            servers[node] = BulkServer(
+                node, addresses[node], SECRET, _finder(files), shared_identity()
+            )
             servers[node].start()
             stack.callback(servers[node].close)
             peers[node] = DiskPeer(node, files, roots[home], root)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 
 def make_identity() -> bytes:
@@ -17,16 +19,27 @@ def make_identity() -> bytes:
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
-def free_port() -> int:
+@cache
+def shared_identity() -> bytes:
+    """Returns an identity for tests to which any will do."""
+    return make_identity()
+
+
+def free_address() -> str:
+    """Returns an address of this machine at which nothing is; no two of them are the same."""
+    host = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
+    return f"tls:{host}:{free_port(host)}"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 @dataclass
 class Wire:
-    """Listens at ``address`` and leads to ``target``, until its block ends. Both are ``unix:PATH``
-    or ``SCHEME:HOST:PORT``, of which the scheme means nothing here.
+    """Listens at ``address`` and leads to ``target``, until its block ends. It decrypts nothing.
 
     cut_after: the first connection ends when so many bytes have come back over it.
     flip_at: of the first connection, this byte that comes back is another one.
@@ -46,9 +59,8 @@ class Wire:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Wire]:
-        family, place = _place(self.address)
-        listener = socket.socket(family)
-        listener.bind(place)
+        listener = socket.socket()
+        listener.bind(_place(self.address))
         listener.listen()
         self._start(self._accept, listener)
         self._sockets.append(listener)
@@ -75,12 +87,11 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                family, place = _place(self.target)
-                far = socket.socket(family)
+                far = socket.socket()
                 self._sockets += [near, far]
                 self.connections += 1
                 try:
-                    far.connect(place)
+                    far.connect(_place(self.target))
                 except OSError:
                     near.close()
                     continue
@@ -110,12 +121,9 @@ class Wire:
         _end(source, target)
 
 
-def _place(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
-    scheme, _, place = address.partition(":")
-    if scheme == "unix":
-        return socket.AF_UNIX, place
-    host, _, port = place.rpartition(":")
-    return socket.AF_INET, (host, int(port))
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix("tls:").rpartition(":")
+    return host, int(port)
 
 
 def _end(*sockets: socket.socket) -> None:

@@ -10,8 +10,6 @@ import mmap
 import secrets
 import socket
 import ssl
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,11 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gcore_core.contract.errors import (
     AddressError,
-    ConfigError,
     ContractError,
     DataError,
     WorkerDied,
@@ -39,29 +35,15 @@ from gcore_core.runtime.store.bulk import (
     Region,
     What,
 )
-from tests.support.wires import Wire, free_port, make_identity
+from tests.support.wires import Wire, free_address, make_identity, shared_identity
 
 SECRET = b"s" * 32
 SIZE = 3 * PART_BYTES + 12_345
 
 
-@pytest.fixture(scope="module")
-def identity() -> bytes:
-    return make_identity()
-
-
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """A directory whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as place:
-        yield Path(place)
-
-
-@pytest.fixture(params=["unix", "tcp", "tls"])
-def address(request: pytest.FixtureRequest, short: Path) -> str:
-    if request.param == "unix":
-        return f"unix:{short}/bulk"
-    return f"{request.param}:127.0.0.1:{free_port()}"
+def address() -> str:
+    return free_address()
 
 
 @dataclass
@@ -77,9 +59,9 @@ class Sender:
 
 
 @contextlib.contextmanager
-def sender(short: Path, address: str, identity: bytes = b"", size: int = SIZE) -> Iterator[Sender]:
+def sender(directory: Path, address: str, size: int = SIZE) -> Iterator[Sender]:
     content = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    path = short / "content"
+    path = directory / "content"
     path.write_bytes(secrets.token_bytes(100) + content.tobytes())
 
     def find(what: What) -> Region:
@@ -88,7 +70,7 @@ def sender(short: Path, address: str, identity: bytes = b"", size: int = SIZE) -
             raise DataError(f"no worker {what.worker!r} pushes here")
         return Region(path, what.offset, what.nbytes)
 
-    server = BulkServer("agent.0", address, SECRET, find, identity)
+    server = BulkServer("agent.0", address, SECRET, find, shared_identity())
     server.start()
     try:
         yield Sender(server, content)
@@ -97,8 +79,9 @@ def sender(short: Path, address: str, identity: bytes = b"", size: int = SIZE) -
 
 
 def reader(
-    address: str, identity: bytes = b"", secret: bytes = SECRET, **limits: Any
+    address: str, *, identity: bytes | None = None, secret: bytes = SECRET, **limits: Any
 ) -> BulkClient:
+    identity = shared_identity() if identity is None else identity
     return BulkClient({"agent.0": address}, secret, identity, **limits)
 
 
@@ -110,11 +93,9 @@ async def read(client: BulkClient, what: What, nbytes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [0, 1, bulk._PIECE_BYTES, PART_BYTES, PART_BYTES + 1, SIZE])
 @pytest.mark.parametrize("streams", [1, 3])
-async def test_every_byte_arrives(
-    size: int, streams: int, address: str, short: Path, identity: bytes
-) -> None:
-    client = reader(address, identity, streams=streams)
-    with sender(short, address, identity, size) as sent:
+async def test_every_byte_arrives(size: int, streams: int, address: str, tmp_path: Path) -> None:
+    client = reader(address, streams=streams)
+    with sender(tmp_path, address, size) as sent:
         for _ in range(2):  # the second time over the same connections
             assert np.array_equal(await read(client, sent.what, size), sent.content)
         assert sent.server.sent_bytes == 2 * size
@@ -123,23 +104,21 @@ async def test_every_byte_arrives(
 
 @pytest.mark.parametrize("can_map", [True, False])
 async def test_every_byte_arrives_in_memory_that_is_not_mapped_yet(
-    can_map: bool, short: Path, monkeypatch: pytest.MonkeyPatch
+    can_map: bool, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not can_map:  # as on other systems than Linux
         monkeypatch.setattr(bulk, "_madvise", None)
-    address = f"unix:{short}/bulk"
     client = reader(address)
-    with sender(short, address) as sent:
+    with sender(tmp_path, address) as sent:
         memory = memoryview(mmap.mmap(-1, SIZE + 8))[8:]
         await client.read("agent.0", sent.what, memory, lambda: None, is_unmapped=True)
         assert np.array_equal(np.frombuffer(memory, np.uint8), sent.content)
     client.close()
 
 
-async def test_many_reads_at_once_share_the_connections(short: Path) -> None:
-    address = f"unix:{short}/bulk"
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk")
-    with sender(short, address, size=1000) as sent, wire.opened():
+async def test_many_reads_at_once_share_the_connections(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address)
+    with sender(tmp_path, address, size=1000) as sent, wire.opened():
         client = reader(wire.address, streams=2)
         found = await asyncio.gather(*(read(client, sent.what, 1000) for _ in range(50)))
         assert all(np.array_equal(one, sent.content) for one in found)
@@ -148,7 +127,7 @@ async def test_many_reads_at_once_share_the_connections(short: Path) -> None:
 
 
 async def test_the_event_loop_has_no_work_for_a_piece(
-    short: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read of many pieces wakes the loop once, at its end."""
     loop = asyncio.get_running_loop()
@@ -161,8 +140,8 @@ async def test_the_event_loop_has_no_work_for_a_piece(
 
     monkeypatch.setattr(bulk, "_PIECE_BYTES", 1 << 14)
     monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-    with sender(short, f"unix:{short}/bulk") as sent:
-        client = reader(f"unix:{short}/bulk")
+    with sender(tmp_path, address) as sent:
+        client = reader(address)
         await read(client, sent.what, SIZE)
         assert len(woken) == 1
         client.close()
@@ -171,9 +150,9 @@ async def test_the_event_loop_has_no_work_for_a_piece(
 # -- who may read ----------------------------------------------------------------------------------
 
 
-async def test_a_wrong_secret_gets_nothing(address: str, short: Path, identity: bytes) -> None:
-    client = reader(address, identity, secret=b"t" * 32)
-    with sender(short, address, identity) as sent:
+async def test_a_wrong_secret_gets_nothing(address: str, tmp_path: Path) -> None:
+    client = reader(address, secret=b"t" * 32)
+    with sender(tmp_path, address) as sent:
         with pytest.raises(ContractError, match="agent.0: refused the connection") as caught:
             await read(client, sent.what, SIZE)
         assert caught.value.why == "wrong run secret"
@@ -181,72 +160,49 @@ async def test_a_wrong_secret_gets_nothing(address: str, short: Path, identity: 
     client.close()
 
 
-async def test_a_server_that_does_not_know_the_secret_is_refused(short: Path) -> None:
-    """It says that the reader's tag was right, and has none of its own."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{short}/bulk")
-    listener.listen()
-
-    def pretend() -> None:
-        sock, _ = listener.accept()
-        sock.sendall(bytes(32))
-        sock.recv(100)
-        sock.sendall(b"\1" + bytes(16))
-
-    threading.Thread(target=pretend, daemon=True).start()
-    client = reader(f"unix:{short}/bulk")
-    with pytest.raises(ContractError) as caught:
-        await read(client, PushedContent("policy.0", 0, 9), 9)
-    assert caught.value.why == "it does not know the run secret itself"
-    client.close()
-    listener.close()
-
-
-async def test_the_secret_is_never_sent(short: Path) -> None:
+async def test_a_server_without_the_runs_certificate_is_not_told_the_secret() -> None:
     heard: list[bytes] = []
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{short}/bulk")
-    listener.listen()
+    listener = socket.create_server(("127.0.0.1", 0))
+    stranger = contexts(make_identity()).server
+    stranger.verify_mode = ssl.CERT_NONE  # it lets everybody in
 
     def listen() -> None:
         sock, _ = listener.accept()
-        sock.sendall(bytes(32))
-        while data := sock.recv(1000):
-            heard.append(data)
-            sock.sendall(b"\0")
+        with contextlib.suppress(OSError):
+            secured = stranger.wrap_socket(sock, server_side=True)
+            while data := secured.recv(1000):
+                heard.append(data)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
-    client = reader(f"unix:{short}/bulk")
-    with pytest.raises(ContractError):
+    client = reader(f"tls:127.0.0.1:{listener.getsockname()[1]}")
+    with pytest.raises(ContractError, match="refused the connection") as caught:
         await read(client, PushedContent("policy.0", 0, 9), 9)
+    assert "TLS" in caught.value.why
     client.close()
     thread.join(10)
-    assert len(b"".join(heard)) == 48
-    assert SECRET[:8] not in b"".join(heard)
+    assert heard == []
     listener.close()
 
 
 async def test_without_the_runs_certificate_nothing_is_answered(
-    short: Path, identity: bytes
+    address: str, tmp_path: Path
 ) -> None:
-    port = free_port()
-    address = f"tls:127.0.0.1:{port}"
-    with sender(short, address, identity) as sent:
-        client = reader(address, make_identity())
+    with sender(tmp_path, address) as sent:
+        client = reader(address, identity=make_identity())
         with pytest.raises(ContractError, match="refused the connection") as caught:
             await read(client, sent.what, SIZE)
         assert "TLS" in caught.value.why
         client.close()
         with pytest.raises(AddressError, match="TLS needs the run's identity"):
-            await read(reader(address), sent.what, SIZE)
+            await read(reader(address, identity=b""), sent.what, SIZE)
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bare.check_hostname = False
         bare.verify_mode = ssl.CERT_NONE
-        with socket.create_connection(("127.0.0.1", port), 10) as plain:
+        with socket.create_connection(bulk._place(address)[1], 10) as plain:
             plain.sendall(bytes(48))
             assert _answer(plain) == b""
-        with socket.create_connection(("127.0.0.1", port), 10) as plain:
+        with socket.create_connection(bulk._place(address)[1], 10) as plain:
             assert _answer(bare.wrap_socket(plain)) == b""
         assert sent.server.sent_bytes == 0
 
@@ -260,10 +216,9 @@ def _answer(sock: socket.socket) -> bytes:
     return b"" if data[:1] == b"\x15" else data
 
 
-async def test_tls_of_older_versions_is_refused(short: Path, identity: bytes) -> None:
-    address = f"tls:127.0.0.1:{free_port()}"
-    with sender(short, address, identity):
-        context = contexts(identity).client
+async def test_tls_of_older_versions_is_refused(address: str, tmp_path: Path) -> None:
+    with sender(tmp_path, address):
+        context = contexts(shared_identity()).client
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
         _, place = bulk._place(address)
         with socket.create_connection(place, 10) as sock, pytest.raises(ssl.SSLError):
@@ -280,11 +235,10 @@ async def test_tls_of_older_versions_is_refused(short: Path, identity: bytes) ->
     ],
 )
 async def test_what_may_not_be_read_is_refused_and_the_next_read_works(
-    what: What, message: str, short: Path
+    what: What, message: str, address: str, tmp_path: Path
 ) -> None:
-    address = f"unix:{short}/bulk"
     client = reader(address)
-    with sender(short, address) as sent:
+    with sender(tmp_path, address) as sent:
         with pytest.raises(DataError, match=message):
             await read(client, what, 9)
         assert np.array_equal(await read(client, sent.what, SIZE), sent.content)
@@ -293,70 +247,19 @@ async def test_what_may_not_be_read_is_refused_and_the_next_read_works(
 
 async def test_an_unknown_node_is_refused() -> None:
     with pytest.raises(ContractError, match="node agent.9: no address is known"):
-        await reader("unix:/nowhere").read("agent.9", PushedContent("", 0, 0), memoryview(b""), int)
+        await reader(free_address()).read("agent.9", PushedContent("", 0, 0), memoryview(b""), int)
 
 
 # -- what happens on the way -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [10, 60, 5000, SIZE])
-async def test_a_byte_that_was_altered_in_plain_is_refused(at: int, short: Path) -> None:
-    """In the nonce, in the server's proof, in the content and in its last tag."""
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", flip_at=at)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
-        client = reader(wire.address, streams=1)
-        with pytest.raises((DataError, ContractError), match="altered|refused"):
-            await read(client, sent.what, SIZE)
-        client.close()
-
-
-def test_no_key_of_content_meets_a_nonce_twice() -> None:
-    """Else whoever listens could make tags of their own: messages and pieces share one counter."""
-    nonces = list[tuple[bytes, bytes]]()
-
-    class Recorder:
-        def __init__(self, key: bytes) -> None:
-            self.key = key
-
-        def encrypt(self, nonce: bytes, data: bytes, piece: memoryview) -> bytes:
-            assert (len(self.key), len(nonce), data) == (32, 12, b"")
-            nonces.append((self.key, nonce))
-            return AESGCM(self.key).encrypt(nonce, data, piece)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk, "_content_mac", Recorder)
-        directions = [
-            bulk._Tags(SECRET, once, direction, is_plain=True)
-            for once in (b"connection 1", b"connection 2")
-            for direction in (b"client", b"server")
-        ]
-    tags = []
-    for made in directions:
-        for number in range(300):
-            tags.append(made.next_of_content(memoryview(b"the same piece")))
-            if number % 3:
-                made.next(b"a message")
-    assert len({key for key, _ in nonces}) == len(directions)
-    assert len(set(nonces)) == len(set(tags)) == 300 * len(directions)
-
-
-def test_without_cryptography_no_server_in_plain_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told when the agent starts, and TLS needs no such package."""
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package cryptography.*\n.*\n.*-m pip install .*\[tls\]'"
-    ):
-        BulkServer("agent.0", "tcp:127.0.0.1:1", SECRET, lambda what: Region(Path(), 0, 0))
-    BulkServer(
-        "agent.0", "tls:127.0.0.1:1", SECRET, lambda what: Region(Path(), 0, 0), make_identity()
-    )
-
-
-async def test_content_altered_before_it_was_sent_is_as_it_lies_there(short: Path) -> None:
+async def test_content_altered_before_it_was_sent_is_as_it_lies_there(
+    address: str, tmp_path: Path
+) -> None:
     """What a sender sends is protected on its way; what it has is its reader's to digest."""
-    with sender(short, f"unix:{short}/bulk") as sent:
-        client = reader(f"unix:{short}/bulk")
-        with open(short / "content", "r+b") as file:
+    with sender(tmp_path, address) as sent:
+        client = reader(address)
+        with open(tmp_path / "content", "r+b") as file:
             file.seek(100)
             file.write(bytes([sent.content[0] ^ 1]))
         found = await read(client, sent.what, SIZE)
@@ -364,33 +267,28 @@ async def test_content_altered_before_it_was_sent_is_as_it_lies_there(short: Pat
         client.close()
 
 
-async def test_a_read_goes_on_where_its_connection_broke(
-    address: str, short: Path, identity: bytes
-) -> None:
-    scheme = address.partition(":")[0]
-    near = f"unix:{short}/wire" if scheme == "unix" else f"{scheme}:127.0.0.1:{free_port()}"
-    wire = Wire(near, address, cut_after=SIZE // 2)
-    with sender(short, address, identity) as sent, wire.opened():
-        client = reader(near, identity, streams=1)
+async def test_a_read_goes_on_where_its_connection_broke(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address, cut_after=SIZE // 2)
+    with sender(tmp_path, address) as sent, wire.opened():
+        client = reader(wire.address, streams=1)
         assert np.array_equal(await read(client, sent.what, SIZE), sent.content)
         assert wire.connections == 2
         assert wire.nbytes < SIZE + 2 * bulk._PIECE_BYTES
         client.close()
 
 
-async def test_a_record_of_tls_that_was_altered_comes_again(short: Path, identity: bytes) -> None:
-    address = f"tls:127.0.0.1:{free_port()}"
-    wire = Wire(f"tls:127.0.0.1:{free_port()}", address, flip_at=SIZE // 2)
-    with sender(short, address, identity) as sent, wire.opened():
-        client = reader(wire.address, identity, streams=1)
+async def test_a_record_of_tls_that_was_altered_comes_again(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address, flip_at=SIZE // 2)
+    with sender(tmp_path, address) as sent, wire.opened():
+        client = reader(wire.address, streams=1)
         assert np.array_equal(await read(client, sent.what, SIZE), sent.content)
         assert wire.connections == 2
         client.close()
 
 
-async def test_a_silent_sender_ends_the_read(short: Path) -> None:
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", hold_after=SIZE // 2)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
+async def test_a_silent_sender_ends_the_read(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address, hold_after=SIZE // 2)
+    with sender(tmp_path, address) as sent, wire.opened():
         client = reader(wire.address, streams=1, patience_s=0.6, silence_s=60.0)
         message = rf"agent\.0: it sent \d+ of {SIZE} bytes and no more"
         with pytest.raises(WorkerDied, match=message):
@@ -398,9 +296,11 @@ async def test_a_silent_sender_ends_the_read(short: Path) -> None:
         client.close()
 
 
-async def test_who_waits_for_a_silent_sender_is_not_taken_for_hung(short: Path) -> None:
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", hold_after=0)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
+async def test_who_waits_for_a_silent_sender_is_not_taken_for_hung(
+    address: str, tmp_path: Path
+) -> None:
+    wire = Wire(free_address(), address, hold_after=0)
+    with sender(tmp_path, address) as sent, wire.opened():
         client = reader(wire.address, patience_s=1.2)
         shown: list[float] = []
         clock = asyncio.get_running_loop().time
@@ -411,32 +311,31 @@ async def test_who_waits_for_a_silent_sender_is_not_taken_for_hung(short: Path) 
         client.close()
 
 
-async def test_a_silent_connection_is_made_anew(short: Path) -> None:
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", hold_after=2 * PART_BYTES)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
+async def test_a_silent_connection_is_made_anew(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address, hold_after=2 * PART_BYTES)
+    with sender(tmp_path, address) as sent, wire.opened():
         client = reader(wire.address, streams=1, patience_s=60.0, silence_s=0.3)
         assert np.array_equal(await read(client, sent.what, SIZE), sent.content)
         assert wire.connections > 1
         client.close()
 
 
-async def test_a_node_that_is_gone_ends_the_read(short: Path) -> None:
-    client = reader(f"unix:{short}/bulk", patience_s=0.5)
+async def test_a_node_that_is_gone_ends_the_read(address: str, tmp_path: Path) -> None:
+    client = reader(address, patience_s=0.5)
     with pytest.raises(WorkerDied, match="it sent 0 of 9 bytes and no more") as caught:
         await read(client, PushedContent("policy.0", 100, 9), 9)
-    assert "No such file" in caught.value.why
+    assert "Connection refused" in caught.value.why
     client.close()
 
 
-async def test_a_server_that_comes_late_is_waited_for(short: Path) -> None:
-    address = f"unix:{short}/bulk"
+async def test_a_server_that_comes_late_is_waited_for(address: str, tmp_path: Path) -> None:
     client = reader(address, patience_s=60.0)
     what = PushedContent("policy.0", 100, SIZE)
     early = asyncio.ensure_future(read(client, what, SIZE))
     source = await _source_in_trouble(client)
-    with sender(short, address) as sent:
+    with sender(tmp_path, address) as sent:
         assert np.array_equal(await early, sent.content)
-    assert "No such file" in source.trouble
+    assert "Connection refused" in source.trouble
     client.close()
 
 
@@ -447,9 +346,11 @@ async def _source_in_trouble(client: BulkClient) -> Any:
     return client._sources["agent.0"]
 
 
-async def test_nobody_writes_into_the_memory_of_a_read_that_was_cancelled(short: Path) -> None:
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", hold_after=SIZE // 2)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
+async def test_nobody_writes_into_the_memory_of_a_read_that_was_cancelled(
+    address: str, tmp_path: Path
+) -> None:
+    wire = Wire(free_address(), address, hold_after=SIZE // 2)
+    with sender(tmp_path, address) as sent, wire.opened():
         client = reader(wire.address, streams=2)
         memory = np.zeros(SIZE, np.uint8)
         task = asyncio.ensure_future(client.read("agent.0", sent.what, memory.data, lambda: None))
@@ -466,9 +367,9 @@ async def test_nobody_writes_into_the_memory_of_a_read_that_was_cancelled(short:
         client.close()
 
 
-async def test_closing_a_client_ends_its_reads(short: Path) -> None:
-    wire = Wire(f"unix:{short}/wire", f"unix:{short}/bulk", hold_after=SIZE // 2)
-    with sender(short, f"unix:{short}/bulk") as sent, wire.opened():
+async def test_closing_a_client_ends_its_reads(address: str, tmp_path: Path) -> None:
+    wire = Wire(free_address(), address, hold_after=SIZE // 2)
+    with sender(tmp_path, address) as sent, wire.opened():
         client = reader(wire.address)
         task = asyncio.ensure_future(read(client, sent.what, SIZE))
         await asyncio.to_thread(wire.holds.wait)
@@ -477,11 +378,21 @@ async def test_closing_a_client_ends_its_reads(short: Path) -> None:
             await task
 
 
-async def test_an_address_that_is_taken_is_named(short: Path) -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
+async def test_an_address_that_is_taken_is_named(address: str, tmp_path: Path) -> None:
+    with socket.create_server(bulk._place(address)[1]):
         server = BulkServer(
-            "agent.0", f"tcp:127.0.0.1:{port}", SECRET, lambda what: Region(short, 0, 0)
+            "agent.0", address, SECRET, lambda what: Region(tmp_path, 0, 0), shared_identity()
         )
-        with pytest.raises(AddressError, match=f"tcp:127.0.0.1:{port}: no content can be served"):
+        with pytest.raises(AddressError, match=f"{address}: no content can be served"):
             server.start()
+
+
+@pytest.mark.parametrize("address", ["tcp:127.0.0.1:29401", "unix:/tmp/bulk"])
+async def test_content_goes_over_tls_and_nothing_else(address: str, tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match="it is no address of a bulk server"):
+        with sender(tmp_path, address):
+            pass
+    client = reader(address)
+    with pytest.raises(AddressError, match="it is no address of a bulk server"):
+        await read(client, PushedContent("policy.0", 100, 9), 9)
+    client.close()

@@ -51,21 +51,18 @@ def test_one_node_needs_no_network() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("private", "scheme"),
-    [([], "tls"), (["10.0.0.1/32"], "tls"), (["10.0.0.0/24"], "tcp"), (["::/0"], "tls")],
-)
-def test_content_goes_in_plain_where_all_nodes_are_private(private: list[str], scheme: str) -> None:
-    found = assign(NODES, WHERE, 5000, private)
-    assert found.bulk["agent.1"] == f"{scheme}:10.0.0.2:5001"
-    assert all(address.startswith("tls:") for address in found.public.values())
+def test_between_nodes_everything_goes_over_tls() -> None:
+    found = assign(NODES, WHERE, 5000, ["10.0.0.0/24"])
+    addresses = [*found.bulk.values(), *found.public.values()]
+    assert all(address.startswith("tls:") for address in addresses)
 
 
 def test_ranks_on_several_nodes_of_a_private_network_get_a_place_to_meet() -> None:
     """Behind the ports of the first rank's node; on another network, and on one node, none."""
     where = {"policy.0": "agent.1", "policy.1": "agent.0", "rollout.0": "agent.1"}
     assert assign(NODES, where, 5000, ["10.0.0.0/24"]).meeting == {"policy": "10.0.0.2:5004"}
-    assert assign(NODES, where, 5000).meeting == {}
+    for private in ([], ["10.0.0.1/32"], ["::/0"]):
+        assert assign(NODES, where, 5000, private).meeting == {}
 
 
 def test_ports_that_run_out() -> None:

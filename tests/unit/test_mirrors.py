@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store import bulk, mirrors
 from gcore_core.runtime.store.bulk import MirroredContent
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from tests.support.wires import Wire
+from tests.support.wires import Wire, free_address, shared_identity
 
 SECRET = b"s" * 32
 PART_BYTES = 1 << 18
@@ -49,21 +48,19 @@ class Nodes:
     parents: node -> those that it reads from, the nearest first; empty for the trainer's.
     """
 
-    def __init__(self, place: Path, sockets: str, others: int, fan_out: int) -> None:
+    def __init__(self, place: Path, others: int, fan_out: int) -> None:
         names = [f"agent.{number}" for number in range(others + 1)]
         self.parents = parents_of(names[1:], fan_out)
         self.memory = place / "memory"
         self.memory.write_bytes(bytes(4 * PART_BYTES))
-        self.wires = {
-            name: Wire(f"unix:{sockets}/{name}-wire", f"unix:{sockets}/{name}") for name in names
-        }
+        self.wires = {name: Wire(free_address(), free_address()) for name in names}
         self.stores = {}
         for name in names:
             spec = StoreSpec(node=name, directory=str(place / name), spill=str(place / "spill"))
             seen = {other: wire.address for other, wire in self.wires.items()}
-            addresses = {**seen, name: f"unix:{sockets}/{name}"}
+            addresses = {**seen, name: self.wires[name].target}
             self.stores[name] = SlabService(
-                spec, SECRET, addresses, b"", lambda worker: self.memory
+                spec, SECRET, addresses, shared_identity(), lambda worker: self.memory
             )
             self.stores[name].register(Service(name))
             self.stores[name].open()
@@ -115,11 +112,8 @@ class Nodes:
 
 @contextlib.asynccontextmanager
 async def opened(place: Path, others: int, fan_out: int = 2) -> AsyncIterator[Nodes]:
-    with (
-        tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets,  # paths must be short
-        contextlib.ExitStack() as stack,
-    ):
-        nodes = Nodes(place, sockets, others, fan_out)
+    with contextlib.ExitStack() as stack:
+        nodes = Nodes(place, others, fan_out)
         for wire in nodes.wires.values():
             stack.enter_context(wire.opened())
         try:

@@ -59,15 +59,6 @@ def test_a_single_node_that_others_may_join_is_reached_by_tls_from_the_beginning
     assert grows.views["agent.0"]["supervisor"] == "unix:/tmp/0/supervisor"
 
 
-def test_a_node_of_another_network_is_refused_where_content_travels_in_plain() -> None:
-    private = ["10.0.0.0/30"]
-    addresses = assign(NODES, WHERE, 29400, private)
-    add_node(addresses, "agent.2", NEW, [], 29400, private)
-    assert addresses.bulk["agent.2"] == "tcp:10.0.0.3:29401"
-    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 lies in no network of launcher\.config"):
-        add_node(addresses, "agent.3", ("10.9.9.9", "/tmp/3"), [], 29400, private)
-
-
 def test_a_machine_that_comes_back_gets_ports_behind_those_of_before() -> None:
     """What is left of its first agent may still hold those."""
     addresses = assign(NODES, WHERE, 29400)

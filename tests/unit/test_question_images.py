@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.testing import fake
+from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32
 ALL = frozenset({0})
@@ -70,19 +70,18 @@ class Asks:
 class Bench:
     """Two nodes: on the first, records with media and their scorer; on the second, the judge."""
 
-    def __init__(self, directory: Path, sockets: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory, self.network, self.judge = directory, InlineNetwork(), Looker()
-        self._sockets = sockets
         self.stores: list[SlabService] = []
         self.scorer_view: InlineView = self.network.view("scorer.0")
 
     async def open(self) -> None:
-        bulk = {node: f"unix:{self._sockets}/{node}" for node in ("agent.0", "agent.1")}
+        bulk = {node: free_address() for node in ("agent.0", "agent.1")}
         for node in bulk:
             place = self._directory / node
             place.mkdir()
             spec = StoreSpec(node=node, directory=str(place), spill=str(place / "spill"))
-            self.stores.append(SlabService(spec, SECRET, bulk))
+            self.stores.append(SlabService(spec, SECRET, bulk, shared_identity()))
             await self._serve(node, self.stores[-1])
             self.stores[-1].open()
         view = self.network.view("judge.0")
@@ -131,12 +130,11 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as sockets:  # paths must be short
-        bench = Bench(tmp_path, Path(sockets))
-        await bench.open()
-        yield bench
-        for store in bench.stores:
-            store.close()
+    bench = Bench(tmp_path)
+    await bench.open()
+    yield bench
+    for store in bench.stores:
+        store.close()
 
 
 async def test_a_judge_on_another_node_gets_identical_images_outside_of_messages(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashe
 from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
 from gcore_core.testing.simulation import run_virtual
-from tests.support.wires import Wire
+from tests.support.wires import Wire, free_address, shared_identity
 
 SECRET = b"s" * 32
 Columns = dict[str, np.ndarray]
@@ -229,7 +228,7 @@ async def open_node(
         patience_s=patience_s,
     )
     network, service = InlineNetwork(), Service("agent.0")
-    node = Node(directory / "store", SlabService(spec, SECRET, bulk), network)
+    node = Node(directory / "store", SlabService(spec, SECRET, bulk, shared_identity()), network)
     node.service.register(service)
     await network.view("agent.0").serve("agent.0", service)
     node.service.open()
@@ -761,23 +760,21 @@ class Nodes:
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
-    with tempfile.TemporaryDirectory(prefix="gc-", dir="/tmp") as short:
-        own = f"unix:{short}/bulk"
-        with Wire(f"unix:{short}/wire", own).opened() as wire:
-            near = await open_node(tmp_path / "near", bulk={"agent.0": own})
-            spec = StoreSpec(
-                node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill")
-            )
-            network, service = InlineNetwork(), Service("agent.1")
-            slabs = SlabService(spec, SECRET, {"agent.0": wire.address})
-            far = Node(tmp_path / "far", slabs, network)
-            far.service.register(service)
-            await network.view("agent.1").serve("agent.1", service)
-            agent = network.view("policy.0").peer("agent.1")
-            reader = StoreReader(tmp_path / "far", "agent.1", SECRET, agent)
-            yield Nodes(near.writer(), reader, far, wire, near)
-            far.service.close()
-            near.service.close()
+    with Wire(free_address(), free_address()).opened() as wire:
+        near = await open_node(tmp_path / "near", bulk={"agent.0": wire.target})
+        spec = StoreSpec(
+            node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill")
+        )
+        network, service = InlineNetwork(), Service("agent.1")
+        slabs = SlabService(spec, SECRET, {"agent.0": wire.address}, shared_identity())
+        far = Node(tmp_path / "far", slabs, network)
+        far.service.register(service)
+        await network.view("agent.1").serve("agent.1", service)
+        agent = network.view("policy.0").peer("agent.1")
+        reader = StoreReader(tmp_path / "far", "agent.1", SECRET, agent)
+        yield Nodes(near.writer(), reader, far, wire, near)
+        far.service.close()
+        near.service.close()
 
 
 def item(ref: Ref, **media: Ref) -> Header:
@@ -833,13 +830,11 @@ async def test_a_node_that_is_gone_is_waited_for_once(nodes: Nodes) -> None:
     assert len(pulls) == 1
 
 
-async def test_content_altered_in_transit_is_refused(nodes: Nodes) -> None:
+async def test_content_altered_in_transit_comes_again(nodes: Nodes) -> None:
     nodes.wire.flip_at = 2 << 20
     ref = await nodes.writer.put(0, ALL, [LARGE])
-    with pytest.raises(DataError, match="what came from another node was altered on its way"):
-        await nodes.reader.records([item(ref)])
-    assert nodes.far.slabs() == set()
     assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
+    assert nodes.wire.connections > 1
 
 
 async def test_content_that_is_not_what_its_reference_says_is_refused(nodes: Nodes) -> None:

@@ -106,7 +106,7 @@ def assign(
     nodes: node -> (its address, its directory of sockets).
     where: process -> its node, for all processes, the supervisor too, without agents.
     port: the first of each node's row.
-    private: networks in which content is sent in plain.
+    private: networks in which ranks of one role may meet that are on several nodes.
     grows: other nodes may come later, so that a single one has addresses for others, too.
     Raises ConfigError when there are not so many ports.
     """
@@ -120,14 +120,14 @@ def assign(
     following = {}
     for name, (address, _) in nodes.items():
         public[name] = _tls(address, port)
-        bulk[name] = _tls(address, port + 1, "tcp" if is_private else "tls")
+        bulk[name] = _tls(address, port + 1)
         following[name] = port + 2
     for name, node in where.items():
         public[name] = _tls(nodes[node][0], following[node])
         following[node] += 1
     meeting = {}
     for role, first in _parted(where).items() if is_private else ():
-        meeting[role] = _tls(nodes[first][0], following[first], "")[1:]
+        meeting[role] = _endpoint(nodes[first][0], following[first])
         following[first] += 1
     check_ports(port, max(following.values()) - 1)
     homes = dict(where) | {name: name for name in nodes}
@@ -154,7 +154,6 @@ def add_node(
     place: tuple[str, str],
     processes: Sequence[str],
     port: int,
-    private: Sequence[str] = (),
 ) -> None:
     """Gives a node that comes later, and its processes, addresses like those of the others.
 
@@ -165,17 +164,9 @@ def add_node(
     addresses: what ``assign`` has returned, for several nodes or with ``grows``.
     place: the node's address and its directory of sockets.
     processes: names of its processes.
-    Raises ConfigError when content is sent in plain between the others, and would have to leave the
-    private network, or when there are not so many ports.
+    Raises ConfigError when there are not so many ports.
     """
     address, directory = place
-    is_plain = any(one.startswith("tcp:") for one in addresses.bulk.values())
-    if is_plain and not lies_in(address, private):
-        raise ConfigError(
-            f"{address} lies in no network of launcher.config.private, and those of the others do",
-            where="launcher.config.private",
-            todo="name its network there, or leave the setting out: then content is sent over TLS",
-        )
     port = _free_port(addresses, address, port)
     check_ports(port, port + 1 + len(processes))
     names = [node, *processes]
@@ -185,7 +176,7 @@ def add_node(
         view.update(public)
     addresses.views[node] = addresses.public | {name: f"unix:{directory}/{name}" for name in names}
     addresses.public.update(public)
-    addresses.bulk[node] = _tls(address, port + 1, "tcp" if is_plain else "tls")
+    addresses.bulk[node] = _tls(address, port + 1)
 
 
 def _free_port(addresses: Addresses, address: str, port: int) -> int:
@@ -223,9 +214,13 @@ def _parted(where: Mapping[str, str]) -> dict[str, str]:
     return {role: nodes[0] for role, nodes in nodes_of.items() if role and len(set(nodes)) > 1}
 
 
-def _tls(address: str, port: int, scheme: str = "tls") -> str:
+def _tls(address: str, port: int) -> str:
+    return f"tls:{_endpoint(address, port)}"
+
+
+def _endpoint(address: str, port: int) -> str:
     host = f"[{address}]" if ":" in address else address
-    return f"{scheme}:{host}:{port}"
+    return f"{host}:{port}"
 
 
 def lies_in(address: str, networks: Sequence[str]) -> bool:

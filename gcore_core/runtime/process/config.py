@@ -65,9 +65,9 @@ class MachinesConfig:
         and two more. Nothing else may listen there.
     address: a network, such as 10.0.0.0/16; each host's own address in it is used. Default: the
         address that the host's name stands for.
-    private: networks that nobody else is on. In these, content of the store is sent in plain,
-        checked and not encrypted, and so is what ranks of one trainer on several hosts send each
-        other, unchecked. Messages are encrypted everywhere. Default: none.
+    private: networks that nobody else is on. In these, ranks of one trainer may be on several
+        hosts; what they send each other is in plain, and unchecked. All else is encrypted
+        everywhere. Default: none.
     devices: devices of each host that are used. Default: all.
     socket_dir: where a private directory of sockets is made, on each host; its path must be short.
         Default: the host's directory for temporary files.

@@ -573,7 +573,6 @@ class _Growth:
             addresses=addresses,
             network=network,
             port=config.port,
-            private=config.private,
             find=find,
             refuse=self.launcher.refuse,
         )

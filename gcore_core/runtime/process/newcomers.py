@@ -56,7 +56,7 @@ class SiteNewcomers:
     site: the open one.
     addresses: of its processes; the site shares the mappings.
     network: the supervisor's.
-    port, private: as in ``add_node``.
+    port: as in ``add_node``.
     find: waits for the next machine that the site has not.
     refuse: tells a machine that it is not taken, given its host and why.
     """
@@ -65,7 +65,6 @@ class SiteNewcomers:
     addresses: Addresses
     network: RpcNetwork
     port: int
-    private: Sequence[str]
     find: Callable[[], Awaitable[Arrival]]
     refuse: Callable[[str, str], Awaitable[None]]
     _come: Arrival | None = None  # the latest
@@ -80,7 +79,7 @@ class SiteNewcomers:
         arrival = self._newcomer(node)
         address = arrival.machine.address
         place = (address, arrival.meeting)
-        add_node(self.addresses, node, place, processes, self.port, self.private)
+        add_node(self.addresses, node, place, processes, self.port)
         self._processes = list(processes)
         self.site.where.update(dict.fromkeys(processes, node))
         self.network.introduce(self.addresses.views[self.site.home])

@@ -113,8 +113,7 @@ def _file_of(identity: bytes) -> Iterator[str]:
 def make_identity() -> bytes:
     """Makes the identity of a run: the PEM of an EC P-256 key and of its self-signed certificate.
 
-    Only a launcher calls it, once a run. Besides, the package ``cryptography`` is needed only where
-    content travels in plain, see ``gcore_core.runtime.store.bulk``.
+    Only a launcher calls it, once a run: nobody else needs the package ``cryptography``.
 
     The identity is as secret as the run's secret. It is passed on in an ``AgentSpec`` and a
     ``WorkerSpec``, never in a file, an argument, an environment variable or a log.

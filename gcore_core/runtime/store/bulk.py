@@ -8,37 +8,20 @@ breaks, its part goes on from the byte where it was.
 The module has four sections:
 
     what can be read     messages that name a content, and ``Region``, which says where it lies
-    one connection       ``_Line``: proofs, messages, content and their tags; both sides use it
+    one connection       ``_Line``: the run's secret, messages and content; both sides use it
     the sending side     ``BulkServer``: a thread for each connection
     the receiving side   ``BulkClient``: a ``_Source`` for each node, with a ``_Stream`` for each
                          connection to it; a ``_Read`` for each content, cut into ``_Part``s
 
-A connection, step by step:
+A connection, step by step. All of it is TLS with the run's identity, mutual, see
+``gcore_core.runtime.rpc.tls``:
 
-    server -> client   32 random bytes
-    client -> server   32 random bytes, and a tag
-    server -> client   1 and a tag; or 0: the client's tag was wrong, and the connection ends
-    client -> server   `ReadRequest`, and a tag                    these two lines again and again
-    server -> client   `Answer`, and a tag; then the content
+    client -> server   the run's secret
+    server -> client   1; or 0: it is another secret, and the connection ends
+    client -> server   `ReadRequest`                      these two lines again and again
+    server -> client   `Answer`; then the content
 
-A *tag* of a message is a keyed BLAKE2b, one of a piece of content a GMAC. Their keys, of their own
-for each direction, are made from the run's secret and the random bytes of both sides. So whoever
-shows the right first tag knows the secret, the secret itself is never sent, and nothing that was
-sent on one connection is worth anything on another. Each tag also covers a number that counts the
-tags, so nothing can be left out or sent again.
-
-GMAC is AES-GCM that encrypts nothing and authenticates the content. It takes an eighth of the
-processor time of BLAKE2b, where a processor has instructions for it. It is safe as long as no two
-contents have one key and one nonce: the nonce is the number that counts the tags, which never comes
-again under a key, and the key is of one direction of one connection.
-
-Addresses say how the bytes travel:
-
-    tls:HOST:PORT   TLS with the run's identity, mutual. The content has no tags of its own.
-    tcp:HOST:PORT   In plain, for networks that are declared private. A tag follows every piece of
-                    the content. Who listens can read it, and nobody can alter it. It needs the
-                    package ``cryptography``.
-    unix:PATH       As ``tcp``, for two agents on one machine.
+An address is ``tls:HOST:PORT``.
 """
 
 from __future__ import annotations
@@ -47,12 +30,10 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import hashlib
 import hmac
 import logging
 import mmap
 import os
-import secrets
 import socket
 import ssl
 import stat
@@ -62,27 +43,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from gcore_core.contract.errors import (
     AddressError,
-    ConfigError,
     ContractError,
     DataError,
     GcoreError,
     WorkerDied,
 )
-from gcore_core.contract.installing import install_command
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.keepalive import end_in_silence
 from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +67,12 @@ STREAMS = 2
 #: A larger content is divided. On a network of 1 GB/s a part takes 8 ms, against 0.1 ms for the
 #: round trip of its request.
 PART_BYTES = 8 << 20
-#: What one tag covers in plain, and how much is lost at most when a connection breaks.
+#: A content that still comes is passed on in pieces of this size.
 _PIECE_BYTES = 1 << 20
-_TAG_BYTES = 16
-_NONCE_BYTES = 32
-_GCM_NONCE_BYTES = 12
 _FRAME_LIMIT_BYTES = 1 << 20
 _FRAME = struct.Struct(">I")
 
-_GREETING_S = 30.0  # a connection has so long to be made, with both proofs
+_GREETING_S = 30.0  # a connection has so long to be made, with the secret
 _MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
 _IDLE_S = 60.0  # a client's connection without work ends after this
 _LOOK_S = 0.25  # so often a read that goes on is checked for silence, and progress is shown
@@ -198,140 +171,60 @@ class Region(NamedTuple):
 # -- one connection --------------------------------------------------------------------------------
 
 
-def _content_mac(key: bytes) -> AESGCM:
-    """Returns what makes the tags of content under a key of 32 bytes.
-
-    Raises ConfigError when the package is not installed.
-    """
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError as error:
-        raise ConfigError(
-            "content between nodes in plain needs the package cryptography",
-            where="launcher",
-            why=f"{error}",
-            todo=f"on every host: {install_command('gcore-core[tls]')}\n"
-            "or declare no network private",
-        ) from error
-    return AESGCM(key)
-
-
-class _Tags:
-    """Makes the tags of one direction of a connection, in order.
-
-    Sender and receiver each have one. Both count alike, so the n-th tag of the one is compared with
-    the n-th of the other.
-
-    secret: of the run.
-    nonces: the random bytes of the server, then those of the client.
-    direction: who sends, ``b"server"`` or ``b"client"``.
-    is_plain: whether content has tags, too.
-    """
-
-    def __init__(self, secret: bytes, nonces: bytes, direction: bytes, is_plain: bool) -> None:
-        def key(purpose: bytes, nbytes: int) -> bytes:
-            person = direction + purpose
-            return hashlib.blake2b(
-                nonces, key=secret[:64], person=person, digest_size=nbytes
-            ).digest()
-
-        self._key = key(b"", 64)
-        self._mac = _content_mac(key(b" content", 32)) if is_plain else None
-        self._n_made = 0  # of both kinds, so that no number comes again
-
-    def next(self, message: bytes) -> bytes:
-        """Returns the tag of the next message."""
-        hashed = hashlib.blake2b(self._count(8), key=self._key, digest_size=_TAG_BYTES)
-        hashed.update(message)
-        return hashed.digest()
-
-    def next_of_content(self, piece: memoryview) -> bytes:
-        """Returns the tag of the next piece of content."""
-        assert self._mac is not None
-        return self._mac.encrypt(self._count(_GCM_NONCE_BYTES), b"", piece)
-
-    def _count(self, nbytes: int) -> bytes:
-        """Returns the number of the next tag, which is also the nonce of a tag of content."""
-        self._n_made += 1
-        return self._n_made.to_bytes(nbytes, "big")
-
-
 class _Line:
     """Speaks over one open connection. Client and server both use it.
 
-    First both sides greet each other: each sends a random number, then a tag that only who knows
-    the run's secret can compute from both numbers. After that each message is followed by a tag,
-    which says that nobody has altered it.
+    First the client shows the run's secret. TLS has told both sides before who the other one is,
+    and whatever is altered on its way ends the connection.
 
     heard: is called whenever bytes come.
-    tagged: whether content is followed by tags, too. Under TLS it is not: TLS finds changes itself.
     """
 
     def __init__(
-        self, sock: socket.socket, secret: bytes, heard: Callable[[], None] = lambda: None
+        self, sock: ssl.SSLSocket, secret: bytes, heard: Callable[[], None] = lambda: None
     ) -> None:
         self.sock = sock
-        self.tagged = not isinstance(sock, ssl.SSLSocket)
         self._secret = secret
         self._heard = heard
 
     def greet_server(self) -> None:
-        """Proves to the server that this side knows the secret, and has it prove the same.
+        """Shows the server the run's secret.
 
-        Raises ContractError where one of the two proofs fails, OSError when the connection breaks.
+        Raises ContractError where it is another one, OSError when the connection breaks.
         """
-        nonces = self._exactly(_NONCE_BYTES)
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._set_keys(nonces + nonce, sends=b"client", receives=b"server")
-        self.sock.sendall(nonce + self._sent.next(b""))
-        why = "wrong run secret"
-        if self._exactly(1) == b"\1":
-            if hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(b"")):
-                return
-            why = "it does not know the run secret itself"
-        raise ContractError("refused the connection", why=why)
+        self.sock.sendall(self._secret)
+        if self._exactly(1) != b"\1":
+            raise ContractError("refused the connection", why="wrong run secret")
 
     def greet_client(self) -> bool:
-        """Returns whether the client has proved that it knows the secret, and told it so."""
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        self.sock.sendall(nonce)
-        self._set_keys(nonce + self._exactly(_NONCE_BYTES), sends=b"server", receives=b"client")
-        is_known = hmac.compare_digest(self._exactly(_TAG_BYTES), self._received.next(b""))
-        self.sock.sendall(b"\1" + self._sent.next(b"") if is_known else b"\0")
+        """Returns whether the client has shown the run's secret, and tells it so."""
+        is_known = hmac.compare_digest(self._exactly(len(self._secret)), self._secret)
+        self.sock.sendall(b"\1" if is_known else b"\0")
         return is_known
-
-    def _set_keys(self, nonces: bytes, *, sends: bytes, receives: bytes) -> None:
-        self._sent = _Tags(self._secret, nonces, sends, self.tagged)
-        self._received = _Tags(self._secret, nonces, receives, self.tagged)
 
     def send(self, message: ReadRequest | Answer) -> None:
         body = encode(message)
-        self.sock.sendall(_FRAME.pack(len(body)) + body + self._sent.next(body))
+        self.sock.sendall(_FRAME.pack(len(body)) + body)
 
     def receive(self) -> bytes:
-        """Returns the next message, encoded. Raises DataError when it was altered."""
+        """Returns the next message, encoded. Raises DataError when it is too long for one."""
         (nbytes,) = _FRAME.unpack(self._exactly(_FRAME.size))
         if nbytes > _FRAME_LIMIT_BYTES:
             raise DataError(f"a message of {nbytes} bytes came", where="bulk")
-        body = self._exactly(nbytes)
-        self._check(self._received.next(body))
-        return body
-
-    def _check(self, expected: bytes) -> None:
-        """Receives a tag, and raises DataError where it is another one."""
-        if not hmac.compare_digest(self._exactly(_TAG_BYTES), expected):
-            raise DataError("what came from another node was altered on its way", where="bulk")
+        return self._exactly(nbytes)
 
     def _exactly(self, nbytes: int) -> bytes:
         """Receives so many bytes. Raises ConnectionError when the connection ends before."""
         received = bytearray(nbytes)
-        self._fill(memoryview(received))
+        self.receive_content(memoryview(received))
         return bytes(received)
 
-    def _fill(self, memory: memoryview, came: Callable[[int], None] = lambda nbytes: None) -> None:
-        """Receives as many bytes as ``memory`` has.
+    def receive_content(
+        self, memory: memoryview, came: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        """Fills ``memory``. Raises OSError when the connection breaks.
 
-        came: called with the number of bytes of each arrival.
+        came: called with the number of bytes of each arrival. TLS has checked them.
         """
         filled = 0
         while filled < len(memory):
@@ -342,58 +235,22 @@ class _Line:
             self._heard()
             came(nbytes)
 
-    def receive_content(self, memory: memoryview, came: Callable[[int], None]) -> None:
-        """Fills ``memory``.
-
-        came: called with the number of bytes that are there for good: no more of them is lost when
-            the connection breaks.
-
-        Raises DataError when a piece was altered, OSError when the connection breaks.
-        """
-        for start in range(0, len(memory), _PIECE_BYTES):
-            piece = memory[start : start + _PIECE_BYTES]
-            if self.tagged:
-                self._fill(piece)
-                self._check(self._received.next_of_content(piece))
-                came(len(piece))
-            else:
-                self._fill(piece, came)  # TLS has checked what it gives
-
-    def send_content(
-        self, file: int, start: int, memory: memoryview, wait: Callable[[int, int], None]
-    ) -> None:
-        """Sends ``memory``, which maps the file's bytes from ``start`` on.
+    def send_content(self, memory: memoryview, wait: Callable[[int, int], None]) -> None:
+        """Sends ``memory``.
 
         wait: called before a piece is read, with where it begins and ends in ``memory``.
         """
-        for offset in range(0, len(memory), _PIECE_BYTES):
-            piece = memory[offset : offset + _PIECE_BYTES]
-            wait(offset, offset + len(piece))
-            if not self.tagged:
-                self.sock.sendall(piece)
-                continue
-            tag = self._sent.next_of_content(piece)
-            at = start + offset
-            end = at + len(piece)
-            while at < end:  # from the page cache to the socket: no copy through this process
-                sent = os.sendfile(self.sock.fileno(), file, at, end - at)
-                if not sent:
-                    raise ConnectionError("the file became shorter")
-                at += sent
-            self.sock.sendall(tag)
+        for start in range(0, len(memory), _PIECE_BYTES):
+            piece = memory[start : start + _PIECE_BYTES]
+            wait(start, start + len(piece))
+            self.sock.sendall(piece)
 
 
-def _is_tls(address: str) -> bool:
-    return address.startswith("tls:")
-
-
-def _place(address: str) -> tuple[socket.AddressFamily, Any]:
+def _place(address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """Returns the socket's family and what it binds or connects to."""
     scheme, _, place = address.partition(":")
-    if scheme == "unix":
-        return socket.AF_UNIX, place
     host, _, port = place.rpartition(":")
-    if scheme not in ("tls", "tcp") or not port.isdecimal():
+    if scheme != "tls" or not port.isdecimal():
         raise AddressError("it is no address of a bulk server", where=address)
     host = host.strip("[]")
     return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, int(port))
@@ -401,8 +258,6 @@ def _place(address: str) -> tuple[socket.AddressFamily, Any]:
 
 def _set_up(sock: socket.socket) -> None:
     """Has the kernel end a connection whose other side is gone without a word."""
-    if sock.family == socket.AF_UNIX:
-        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end_in_silence(sock, 2 * _SILENCE_S)
 
@@ -444,7 +299,7 @@ class BulkServer:
     name: of this node, for errors.
     find: says where a content lies. It is called in any thread, and raises a GcoreError for what
         may not be read.
-    identity: the run's, for an address of TLS.
+    identity: the run's.
     sent_bytes: how much content was sent so far, with what is being sent.
     """
 
@@ -454,15 +309,13 @@ class BulkServer:
         address: str,
         secret: bytes,
         find: Callable[[What], Region],
-        identity: bytes = b"",
+        identity: bytes,
     ) -> None:
         self._name = name
         self._address = address
         self._secret = secret
         self._find = find
-        self._tls = tls.contexts(identity).server if _is_tls(address) else None
-        if self._tls is None:
-            _content_mac(bytes(32))  # now, not with the first connection
+        self._tls = tls.contexts(identity).server
         self._listener: socket.socket | None = None
         self._unproven = threading.Semaphore(_MOST_UNPROVEN)
         self._lock = threading.Lock()
@@ -474,10 +327,7 @@ class BulkServer:
         family, place = _place(self._address)
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            if family == socket.AF_UNIX:
-                Path(place).unlink(missing_ok=True)
-            else:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(place)
             listener.listen(1024)
         except OSError as error:
@@ -505,8 +355,6 @@ class BulkServer:
             _shut(sock)
         for thread in served.values():
             thread.join(1.0)
-        if self._address.startswith("unix:"):
-            Path(self._address.removeprefix("unix:")).unlink(missing_ok=True)
 
     def _accept(self, listener: socket.socket) -> None:
         while self._listener is not None:
@@ -545,13 +393,11 @@ class BulkServer:
         try:
             sock.settimeout(_GREETING_S)
             _set_up(sock)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, True, do_handshake_on_connect=False)
+            sock = secured = self._tls.wrap_socket(sock, True, do_handshake_on_connect=False)
             with self._lock:
                 self._open[sock] = threading.current_thread()
-            if isinstance(sock, ssl.SSLSocket):
-                sock.do_handshake()
-            line = _Line(sock, self._secret)
+            secured.do_handshake()
+            line = _Line(secured, self._secret)
             if not line.greet_client():
                 raise ContractError("wrong or missing run secret", where=self._name)
             sock.settimeout(None)
@@ -573,7 +419,7 @@ class BulkServer:
         with contextlib.ExitStack() as stack:
             try:
                 region = self._find(request.what)
-                file, start, memory = stack.enter_context(self._opened(region, request))
+                memory = stack.enter_context(self._opened(region, request))
 
                 def wait(begin: int, end: int) -> None:
                     region.wait(request.start + begin, request.start + end)
@@ -586,13 +432,11 @@ class BulkServer:
             with self._lock:
                 self.sent_bytes += request.nbytes
             line.send(Answer())
-            line.send_content(file, start, memory, wait)
+            line.send_content(memory, wait)
 
     @contextlib.contextmanager
-    def _opened(
-        self, region: Region, request: ReadRequest
-    ) -> Iterator[tuple[int, int, memoryview]]:
-        """Opens what was asked for: (its file, where it begins there, it)."""
+    def _opened(self, region: Region, request: ReadRequest) -> Iterator[memoryview]:
+        """Maps what was asked for."""
         where = f"slab {region.path.name}"
         if not (request.start >= 0 and 0 <= request.nbytes <= region.nbytes - request.start):
             raise DataError("a read goes outside its reference", where=where)
@@ -607,7 +451,7 @@ class BulkServer:
                 raise DataError("it cannot be opened: it is no file", where=where)
             if region.offset < 0 or region.offset + region.nbytes > os.fstat(file).st_size:
                 raise DataError("a reference points outside its slab", where=where)
-            yield file, start, _mapped(file, start, request.nbytes)
+            yield _mapped(file, start, request.nbytes)
         finally:
             os.close(file)
 
@@ -694,8 +538,8 @@ class BulkClient:
         is_unmapped: whether ``memory`` is of a mapping whose pages are not mapped yet: then they
             are, part by part, before bytes come.
 
-        Raises WorkerDied when the node sends nothing more, DataError when what came was altered or
-        may not be read, ContractError when the node refuses the connection or is unknown.
+        Raises WorkerDied when the node sends nothing more, DataError when the content may not be
+        read, ContractError when the node refuses the connection or is unknown.
         """
         source = self._source(node)
         read = _Read(what, memory, asyncio.get_running_loop(), came, is_unmapped)
@@ -744,12 +588,9 @@ class BulkClient:
         if node not in self._sources:
             self.check(node)
             address = self._addresses[node]
-            if _is_tls(address) and self._tls is None:
+            if self._tls is None:
                 raise AddressError("TLS needs the run's identity", where=address)
-            if not _is_tls(address):
-                _content_mac(bytes(32))  # where the read is awaited, not in its thread
-            tls = self._tls if _is_tls(address) else None
-            self._sources[node] = _Source(node, address, self._secret, tls, self._streams)
+            self._sources[node] = _Source(node, address, self._secret, self._tls, self._streams)
         return self._sources[node]
 
     def close(self) -> None:
@@ -835,7 +676,7 @@ class _Source:
     """
 
     def __init__(
-        self, name: str, address: str, secret: bytes, tls: ssl.SSLContext | None, streams: int
+        self, name: str, address: str, secret: bytes, tls: ssl.SSLContext, streams: int
     ) -> None:
         self.name = name
         self.address = address
@@ -1022,12 +863,11 @@ class _Stream(threading.Thread):
         _set_up(self._sock)
         self._sock.connect(place)
         try:
-            if source.tls is not None:
-                # The new object takes the old one's descriptor.
-                self._hold(source.tls.wrap_socket(self._sock, do_handshake_on_connect=False), read)
-                assert isinstance(self._sock, ssl.SSLSocket)
-                self._sock.do_handshake()
-            line = _Line(self._sock, source.secret, self._heard)
+            # The new object takes the old one's descriptor.
+            secured = source.tls.wrap_socket(self._sock, do_handshake_on_connect=False)
+            self._hold(secured, read)
+            secured.do_handshake()
+            line = _Line(secured, source.secret, self._heard)
             line.greet_server()
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
             raise
