@@ -7,8 +7,7 @@ whose records end one by one, at about the rate of so many devices, and whose fi
 out. Payload goes by reference, so its size does not matter here.
 
 busiest_controller_share_c<C>_at_<N>_devices: processor time of the busiest of C controllers over
-the seconds of the step. loop_delay_ms_p99_...: for how long its event loop looked at nothing new;
-most of it is the rest that it takes while records come.
+the seconds of the step.
 
 records_per_second_one_controller_saturates: what fills one core at the cost of a record at 4,096
 devices' rate. It is extrapolated from the busy share there: emulated engines would fill this
@@ -30,10 +29,6 @@ work together, and the former says rather too little than too much. All three ta
 memory is too small for 64 runs there are as many as fit: strangers_2048_each says how many. Fewer
 crowd the machine less than the 64 that work together, so then the former may say too much.
 
-rollout_resting_over_restless: seconds of a rollout at 1,024 devices' rate whose controller rests
-(gcore_core/runtime/rpc/resting.py) over one that takes each record at once; the bar is the share of
-a draw that a rest may take. us_resting_over_restless: processor time, likewise. Both take turns.
-
 owned_us_over_shared_c<C>: processor time of C controllers at 1,024 devices' rate that own their
 replicas, over that of C that share all; owned_step_over_shared_c<C>: seconds of a step, likewise.
 """
@@ -49,8 +44,6 @@ from typing import Any
 from report import Claim, interval
 from strangers import count_that_fits, run_strangers
 from user_code import user_code
-
-from gcore_core.runtime.rpc.resting import REST_SHARE
 
 RECORDS_PER_DEVICE_S = 0.5
 RATES = (64, 256, 1024, 4096)  # devices
@@ -69,19 +62,15 @@ class Point:
 
     us: processor microseconds of all controllers, for each record.
     share: of the busiest controller: its processor time over the seconds of the step.
-    delay_ms: of the controller with the longest: 99th percentile of the loop's delay.
     records_per_s: records over seconds of the step.
     step_s: seconds of the step.
-    rollout_s: of these, seconds until the last record was scored.
     messages: of all controllers, for each record.
     """
 
     us: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
-    delay_ms: list[float] = field(default_factory=list)
     records_per_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
-    rollout_s: list[float] = field(default_factory=list)
     messages: list[float] = field(default_factory=list)
 
     def add(self, point: Point) -> None:
@@ -99,13 +88,10 @@ def measured(metrics: Sequence[dict[str, float]], records: int) -> Point:
             for name, value in after.items()
             if name.startswith("cpu_seconds/controller.")
         ]
-        delays = [v for name, v in after.items() if name.startswith("loop_delay_ms_p99/")]
         point.us.append(sum(spent_s) / records * 1e6)
         point.share.append(max(spent_s) / after["seconds/step"])
-        point.delay_ms.append(max(delays))
         point.records_per_s.append(records / after["seconds/step"])
         point.step_s.append(after["seconds/step"])
-        point.rollout_s.append(after["seconds/rollout"])
         point.messages.append(after["controller/messages"] / records)
     return point
 
@@ -165,22 +151,20 @@ class Saturation:
         claims += self._design(statistics.median(fastest.us))
         claims += self._owned(compared, many)
         claims += self._time_scale_1()
-        return claims + self._heavy() + self._resting(compared)
+        return claims + self._heavy()
 
     def _point(self, name: str, point: Point) -> list[Claim]:
         """Returns the claims of one point of the plot."""
         return [
             _median(f"busiest_controller_share_{name}", point.share, "share of a core"),
-            _median(f"loop_delay_ms_p99_{name}", point.delay_ms, "ms"),
             _median(f"controller_us_per_record_{name}", point.us, "us"),
             _median(f"controller_messages_per_record_{name}", point.messages, "messages"),
             _median(f"records_per_second_{name}", point.records_per_s, "records/s"),
         ]
 
-    def at(self, devices: int, controllers: int, filter_: str = "", **controller: Any) -> Point:
+    def at(self, devices: int, controllers: int, **controller: Any) -> Point:
         """Measures so many controllers at about the rate of so many devices.
 
-        filter_: the provider of a filter; by default the job's own.
         controller: further settings of the controllers.
         """
         rate = devices * RECORDS_PER_DEVICE_S
@@ -191,8 +175,6 @@ class Saturation:
             replicas = max(replicas, controllers)
         plan = self._paced(controllers, groups, replicas, 0.1)
         plan["controller"] |= controller
-        if filter_:
-            plan["filter"] = {"use": filter_}
         return self._point_of(plan, records, f"{controllers} controllers, {devices} devices")
 
     def _paced(
@@ -271,21 +253,6 @@ class Saturation:
             rounds = list(zip(seconds[1], seconds[4], strict=True))
             claims.append(_ratio(f"gain_by_controllers_heavy_{name}_c4", rounds))
         return claims
-
-    def _resting(self, devices: int) -> list[Claim]:
-        """Compares a controller that rests while records come with one that does not."""
-        resting = Point()
-        restless = Point()
-        for _ in range(self._rounds):
-            resting.add(self.at(devices, 1))
-            with user_code(GROUP, 0):
-                restless.add(self.at(devices, 1, "user/restless"))
-        rollouts_s = list(zip(resting.rollout_s, restless.rollout_s, strict=True))
-        us = list(zip(resting.us, restless.us, strict=True))
-        return [
-            _ratio("rollout_resting_over_restless", rollouts_s, 1 + REST_SHARE, "<="),
-            _ratio("us_resting_over_restless", us),
-        ]
 
     def with_2048_each(self, controllers: int) -> list[Claim]:
         """Compares so many controllers with 2,048 records each with one that has 2,048, and with as

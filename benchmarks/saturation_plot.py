@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[1]
 COMPARED = RATES[-2]
 COLUMNS = (
     ("busiest_controller_share", "{:.3f}"),
-    ("loop_delay_ms_p99", "{:.0f}"),
     ("controller_us_per_record", "{:.0f}"),
     ("controller_messages_per_record", "{:.2f}"),
 )
@@ -35,9 +34,9 @@ def rows() -> list[str]:
 def table(values: dict[str, float]) -> str:
     """Returns the points as Markdown, each number with its mark."""
     lines = [
-        "| controllers, devices | busy share of the busiest | loop delay, p99, ms | "
+        "| controllers, devices | busy share of the busiest | "
         "us per record | messages per record |",
-        "|---|---|---|---|---|",
+        "|---|---|---|---|",
     ]
     for row in rows():
         controllers, _, devices = row.removeprefix("c").partition("_at_")

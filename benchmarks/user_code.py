@@ -1,8 +1,7 @@
-"""Plugs code of a user's into the runs of a benchmark: what burns time, rests never, or waits.
+"""Plugs code of a user's into the runs of a benchmark: what burns time, or waits.
 
 filter ``user/burns``: keeps every group, and burns processor time for each record.
 advantage ``user/burns``: reward less the mean of the group; burns as much for each record.
-filter ``user/restless``: keeps every group; where it is made, the event loop never rests.
 filter ``user/waits``: keeps every group; the first one only when ``Gate.open`` was called.
 """
 
@@ -24,7 +23,6 @@ import time
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.runtime.rpc import resting
 
 US = {us}
 FOLDER = Path({folder!r})
@@ -42,14 +40,6 @@ class Burns:
 
     def keep(self, group):
         burn(len(group.rewards))
-        return True, ""
-
-
-class Restless:
-    def __init__(self, config: None = None) -> None:
-        resting.LONGEST_REST_S = 0.0
-
-    def keep(self, group):
         return True, ""
 
 
@@ -85,7 +75,7 @@ class BurningAdvantage:
 
 @hookimpl
 def gcore_filters() -> Iterable[p.FilterProvider]:
-    for name, made in (("burns", "Burns"), ("restless", "Restless"), ("waits", "Waits")):
+    for name, made in (("burns", "Burns"), ("waits", "Waits")):
         yield p.FilterProvider(name=name, summary=name, factory=f"gcore_user:{{made}}")
 
 

@@ -19,7 +19,7 @@ from gcore_core.contract.run_files import DIGESTS, EVALUATION_FAILED
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
-from gcore_core.runtime.rpc.resting import latest_delays_s
+from gcore_core.runtime.rpc.loop_delays import latest_delays_s
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.step_digests import sum_of
 

@@ -19,12 +19,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.launching import Endpoint
 from gcore_core.controllers import relayed as relayed_module
 from gcore_core.runtime.messages import RelayedEndpoint, RelayRequest
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import PROGRESS_S, Call, Service
+from gcore_core.runtime.rpc.service import PROGRESS_S, PROGRESS_SHARE, Call, Service
 from gcore_core.runtime.store.server import SlabService
 from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
@@ -242,3 +243,37 @@ def test_error_for_too_few_open_files_names_the_needed_number() -> None:
         "a process may open 300 files here, and one that speaks with 200 others needs 528." in told
     )
     assert "sudo prlimit --pid $$ --nofile=528, or lower controller.shards" in told
+
+
+@pytest.mark.parametrize(
+    ("wait", "patience_s", "every_s"),
+    [
+        (Wait.WORK, 600.0, PROGRESS_SHARE * 600.0),
+        (Wait.WORK, 2.0, PROGRESS_S),
+        (Wait.SHARDS, 600.0, PROGRESS_S),
+    ],
+)
+def test_work_on_records_shows_progress_by_its_deadline(
+    wait: Wait, patience_s: float, every_s: float
+) -> None:
+    """Hundreds of requests on records are open at a time, and each sign of each is a message."""
+
+    async def main() -> list[float]:
+        signs_s: list[float] = []
+        loop = asyncio.get_running_loop()
+        service = Service("worker", Deadlines(patience_s))
+
+        async def toil(request: None, call: Call) -> None:
+            for _ in range(10 * 100):
+                service.progress()
+                await asyncio.sleep(0.1)
+
+        service.add(Endpoint("toil", NoneType, NoneType, wait), toil)
+        call = Call(lambda: signs_s.append(loop.time()))
+        await service.handle("toil", b"\xc0", call, None)  # type: ignore[arg-type]
+        return signs_s
+
+    signs_s = run_virtual(main())
+    gaps_s = [later - earlier for earlier, later in zip([0.0, *signs_s], signs_s, strict=False)]
+    assert min(gaps_s) >= every_s
+    assert max(gaps_s) <= every_s + 2 * PROGRESS_S

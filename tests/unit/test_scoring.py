@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -80,3 +81,30 @@ def test_a_group_that_comes_in_several_requests_is_judged_once(
 def test_a_group_that_is_not_complete_is_not_judged(ledger: Ledger) -> None:
     single, of_groups = judge(ledger, [headers_of(0)[:3]], in_turns=False)
     assert single.asked and not of_groups.asked
+
+
+def test_records_that_end_together_are_scored_in_one_request(ledger: Ledger) -> None:
+    """It waits for them for a moment, from the first on."""
+    scorer = Scorer("scorer")
+    context = SimpleNamespace(
+        facts=SimpleNamespace(rewards=["one"], of_groups=[]),
+        scorers=[(scorer, ["one"])],
+        trace=SimpleNamespace(scored=lambda scores: None),
+        lost=LostNodes(),
+    )
+    awake = SimpleNamespace(in_turns=False, version=0, judges=dict)
+    headers = [header for ordinal in range(2) for header in headers_of(ordinal)]
+
+    async def main() -> float:
+        began_s = asyncio.get_running_loop().time()
+        work = scoring.Scoring(context, ledger, TRAIN, SimpleNamespace(awake=awake))  # type: ignore[arg-type]
+
+        async def lane(header: Header) -> None:
+            work.add([header])
+
+        await asyncio.gather(*map(lane, headers))
+        await work.finish()
+        return asyncio.get_running_loop().time() - began_s
+
+    assert run_virtual(main()) == pytest.approx(scoring.WAIT_S)
+    assert scorer.asked == [[header.key for header in headers]]

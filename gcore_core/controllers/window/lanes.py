@@ -23,7 +23,6 @@ from gcore_core.controllers.window.dealing import lanes_of, spread, without
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
-from gcore_core.runtime.rpc.resting import Pace, resting
 from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
 
 
@@ -153,7 +152,6 @@ class Lanes:
         self._exact = exact
         self._alone = alone
         self._pieces = pieces
-        self._pace = Pace(0)
         self._tasks = set[asyncio.Task[None]]()
         self._changed = asyncio.Event()
         self._queues: list[deque[list[Lease]]] = []
@@ -168,18 +166,15 @@ class Lanes:
         lanes: number of a replica, and its queue, which lanes may share.
         """
         self._queues = list({id(waiting): waiting for _, waiting in lanes}.values())
-        parts = [leases for waiting in self._queues for leases in waiting]
-        self._pace = Pace(sum(len(lease.samples) for leases in parts for lease in leases))
         for number, waiting in lanes:
             self._begin(_Lane(replicas, number, waiting))
         try:
-            with resting(self._pace):
-                while self._tasks:
-                    await self._changed.wait()
-                    self._changed.clear()
-                    for task in [task for task in self._tasks if task.done()]:
-                        self._tasks.discard(task)
-                        task.result()
+            while self._tasks:
+                await self._changed.wait()
+                self._changed.clear()
+                for task in [task for task in self._tasks if task.done()]:
+                    self._tasks.discard(task)
+                    task.result()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -326,7 +321,6 @@ class Lanes:
                 fresh = [header for header in ended if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 self._scoring.add(fresh)
-                self._pace.left -= len(fresh)
                 if given_back:
                     leases[:] = without(leases, {header.key for header in given_back})
                     unfinished = ledger.give_back(given_back)

@@ -15,11 +15,10 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
-from gcore_core.runtime.rpc.resting import present_rest_s
 from gcore_core.runtime.rpc.retry import insist_anew
 
-# Seconds for which a request waits for further records, unless the event loop rests for longer and
-# so gets them together. Sending a request costs as much as the work for twenty records.
+# Seconds for which a request waits for further records. Sending a request costs as much as the work
+# for twenty records.
 WAIT_S = 0.005
 # A request that waits takes further records only up to this many in all. More that have come at
 # once still go together. A reward's time limit counts for all records of a request together.
@@ -84,9 +83,7 @@ class Scoring:
 
         headers: a list that ``add`` may still add to while this waits.
         """
-        # In an event loop that rests, what came in a rest is taken in one turn, and that turn ends
-        # here: a timer would only wake the loop once more.
-        await asyncio.sleep(0 if present_rest_s() > WAIT_S else WAIT_S)
+        await asyncio.sleep(WAIT_S)
         if headers is self._waiting:  # else ``add`` has begun another list meanwhile
             self._task = None
         await self._open.wait()

@@ -52,7 +52,7 @@ from gcore_core.runtime.process.compute import Compute, ThreadCompute
 from gcore_core.runtime.process.devices import share_of_cores
 from gcore_core.runtime.process.main_thread import MainThread, ThreadedLimits
 from gcore_core.runtime.process.spawn import read_spec
-from gcore_core.runtime.rpc.resting import RestingLoop
+from gcore_core.runtime.rpc.loop_delays import TimedLoop
 from gcore_core.runtime.rpc.retry import insist, insist_anew
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
@@ -484,7 +484,7 @@ def run_process(
     def work() -> NoReturn:
         code = 1
         try:
-            with asyncio.Runner(loop_factory=RestingLoop) as runner:
+            with asyncio.Runner(loop_factory=TimedLoop) as runner:
                 runner.run(_main(spec, lifeline, leave, main, limits))
             code = 0
         except Exception:  # isolation point: it was reported and logged

@@ -10,11 +10,10 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gcore_core.contract.deadlines import Deadlines, Wait
+from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import ContractError, GcoreError
 from gcore_core.contract.launching import Endpoint, Item, Reply, Request, StreamEndpoint
 from gcore_core.runtime.rpc import wire
-from gcore_core.runtime.rpc.resting import urgent
 from gcore_core.runtime.rpc.service import Body, RemoteFailure, decoded, from_wire
 
 T = TypeVar("T")
@@ -51,16 +50,12 @@ class CallingPeer(ABC):
     ) -> Reply:
         name = endpoint.name
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
-        # A reply about records may come late by a long rest of the event loop (see ``resting``).
-        # For any other reply somebody waits, so the loop takes only short rests until it is here.
-        pace = contextlib.nullcontext() if endpoint.wait is Wait.WORK else urgent()
         what = f"reply to {name!r}"
         decode = partial(decoded, endpoint.reply_decoder, what=what, where=self.name)
         answers = self._exchange(name, request, limit_s, wire.REPLY, decode)
-        with pace:
-            async with contextlib.aclosing(answers):
-                async for reply in answers:
-                    return reply
+        async with contextlib.aclosing(answers):
+            async for reply in answers:
+                return reply
         raise ContractError(f"{name} gave no reply", where=self.name)
 
     def stream(
