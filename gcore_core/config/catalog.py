@@ -46,6 +46,11 @@ HEAVY = (
     "transformers",
     "vllm",
 )
+#: Name of a plugin that this project had and deleted -> what to do in its place.
+DELETED = {
+    "tree": "set sampling.use to refine, which asks again with what a reward said of an answer, or "
+    "leave sampling out, and whole answers are drawn",
+}
 _CORE_DISTRIBUTION = "gcore-core"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _EXTRAS = re.compile(r"(?<=gcore-core)\[[\w,-]+\]")
@@ -126,6 +131,8 @@ class Catalog:
         pin: a version specifier; empty for any version.
         """
         rows = [self._with_state(row) for row in self._rows if row.plugin.name == name]
+        if not rows and name in DELETED:
+            raise PluginNotFound(f"plugin {name!r} was deleted.", where=where, todo=DELETED[name])
         if not rows:
             raise PluginNotFound(
                 f"no plugin named {name!r} is installed.",

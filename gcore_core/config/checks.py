@@ -126,7 +126,6 @@ def run(
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
     problems += _routing(provided, objects)
-    problems += _continued(provided)
     problems += _midway(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
@@ -728,20 +727,6 @@ def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterato
         f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
         "with the capability logprobs.tokens, such as torch, or an objective that needs none."
     )
-
-
-def _continued(provided: Mapping[str, Provided]) -> Iterator[str]:
-    """A sampling program that has answers grow has a generator that can continue them."""
-    program = provided.get("sampling")
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if program is None or rollout is None or "continues" not in program.spec.capabilities:
-        return
-    if "continues" not in rollout.spec.capabilities:
-        yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} draws whole answers, and "
-            f"{program.reference}, which is the sampling program, has answers grow in pieces; take "
-            "a generator with the capability continues, such as torch, or another program."
-        )
 
 
 def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:

@@ -30,7 +30,6 @@ class Piece:
 
     begun: int32[K], actions of an earlier piece of an answer to the same prompt; none at first.
     actions: most actions that are sampled; 0: no limit of its own.
-    end: a text behind which the piece ends, as soon as what was sampled has it; "": none.
 
     With the capability "continues.exact" a piece that has the seed of the whole sample samples the
     very actions that the sample would have had at these places without a break, where the same
@@ -41,14 +40,12 @@ class Piece:
     An answer that has ended cannot be continued: by its end token or a stop string, or because it
     is as long as an answer may be. Such a request fails, with the reason "already_ended".
 
-    A record that ends by ``actions`` or ``end`` alone has the status "open". One at which the
-    policy ended its answer, or which is as long as an answer may be, has the status that it has
-    without a piece.
+    A record that ends by ``actions`` alone has the status "open". One at which the policy ended its
+    answer, or which is as long as an answer may be, has the status that it has without a piece.
     """
 
     begun: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     actions: int = 0
-    end: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

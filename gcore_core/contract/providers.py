@@ -46,8 +46,7 @@ CAPABILITIES = frozenset(
         # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
         "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
-        # a generator that samples an answer piece by piece (Piece), or a sampling program that has
-        "continues",  # it do so (GrowsAnswers)
+        "continues",  # a generator that samples an answer piece by piece (Piece)
         # a generator whose pieces have the random numbers of the whole sample, so that an answer in
         "continues.exact",  # pieces is the one without a break (Piece)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
@@ -369,8 +368,6 @@ class FilterProvider(Provider):
 @dataclass(frozen=True, kw_only=True)
 class SamplerProvider(Provider):
     """Describes a sampling program, which says how the records of a group are drawn.
-
-    One with the capability "continues" works with generators that have it too.
 
     Ability of its config: ``reads_rewards``.
     """

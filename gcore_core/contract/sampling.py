@@ -5,9 +5,6 @@ next wave the earlier one that it is made from, its draft. The generator that dr
 the program make its prompt of the row and the draft. So a refined record is sampled under another
 prompt than its row's; it trains under that prompt, which stands in its columns, and its log-probs
 are those under that prompt.
-
-Another kind of program has answers grow: a record of the next wave is not made from its draft's
-text, it goes on with its draft's actions (``GrowsAnswers``).
 """
 
 from __future__ import annotations
@@ -28,14 +25,11 @@ class DrawnSoFar:
     rewards: float64[N], the weighted sum of the named rewards, as a filter sees it.
     named: reward -> float64[N], each by itself; NaN for a record that does not have it.
     drafts: int64[N], the number of the record that each was made from; -1 for none.
-    open: bool[N], whether it ended with its piece, so that it can be continued; None stands for
-        False everywhere.
     """
 
     rewards: np.ndarray
     named: Mapping[str, np.ndarray] = field(default_factory=dict)
     drafts: np.ndarray
-    open: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,22 +73,4 @@ class SamplingProgram(Protocol):
         """Returns the prompt of a record that is made from ``draft``.
 
         prompt: the row, a copy for this draft alone. The result has its ``row`` and its ``images``.
-        """
-
-
-@runtime_checkable
-class GrowsAnswers(SamplingProgram, Protocol):
-    """Has answers grow piece by piece: capability "continues" of a sampling program.
-
-    A record that is made from a draft continues it: its first actions are the draft's, which are
-    not trained on again. ``prompt`` is not called. A draft is an open record (``DrawnSoFar.open``).
-    A record that continues a draft is compared with the others that continue the same one.
-    """
-
-    def piece(self, sample: int) -> tuple[int, str]:
-        """Returns where a record's piece ends: (``Piece.actions``, ``Piece.end``).
-
-        (0, "") is a piece that ends with its answer.
-
-        sample: its number in the group. Records of earlier waves have lower numbers.
         """

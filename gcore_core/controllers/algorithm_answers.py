@@ -22,7 +22,7 @@ from gcore_core.contract.algorithms import (
     Work,
 )
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.sampling import DrawnSoFar, GrowsAnswers, SamplingProgram
+from gcore_core.contract.sampling import DrawnSoFar, SamplingProgram
 from gcore_core.contract.scorer import LARGEST_VALUE
 
 
@@ -134,8 +134,7 @@ def drafts_of(
 ) -> list[int]:
     """Returns for each record of the next wave the one that it is made from; -1 for none.
 
-    Raises ContractError when one is named that is not drawn, or, by a program that has answers
-    grow, one that has ended: a generator would go on behind its end.
+    Raises ContractError when one is named that is not drawn.
     """
     answer = code.call(program.drafts, group, count)
     numbers = _whole_numbers(answer)
@@ -144,14 +143,6 @@ def drafts_of(
         raise code.broken(
             f"drafts() gave {answer!r:.60} for {count} records after {drawn}", program.drafts
         )
-    if isinstance(program, GrowsAnswers):
-        is_open = np.zeros(drawn, bool) if group.open is None else group.open
-        ended = sorted({n for n in numbers if n >= 0 and not is_open[n]})
-        if ended:
-            raise code.broken(
-                f"drafts() gave {answer!r:.60}, and the answer of record {ended[0]} has ended",
-                program.drafts,
-            )
     return numbers
 
 

@@ -14,7 +14,7 @@ from gcore_core.contract.algorithms import GroupScalars, are_equal
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.job_settings import Reward
 from gcore_core.contract.lineage import name_of
-from gcore_core.contract.records import OPEN, Header
+from gcore_core.contract.records import Header
 from gcore_core.contract.scorer import LARGEST_VALUE
 
 #: Values of ``Reward.normalise`` besides "none". GROUP: less the group's mean, over its standard
@@ -97,27 +97,16 @@ def weighted_sum(
     return sums
 
 
-#: Stands for the drafts of all refined answers of a group.
-_REFINED = -2
-
-
 def by_origin(group: Sequence[Header]) -> list[list[Header]]:
-    """Parts a group into answers to the row's own prompt, refined answers, and continuations.
+    """Parts a group into answers to the row's own prompt and refined answers.
 
     Each part has a baseline of its own. What was refined depends on the draft, so a draft that is
     compared with it would be compared with a result of its own: its gradient would be biased. A
     part without records is left out.
-
-    Continuations of one open record are a part: they begin alike, so what tells their rewards apart
-    are the actions that each of them has drawn.
     """
-    if group and all(header.draft == -1 for header in group):
-        return [list(group)]
-    parts: dict[int, list[Header]] = {}
-    open_records = {header.sample for header in group if header.status == OPEN}
+    parts: dict[bool, list[Header]] = {}
     for header in group:
-        is_plain_or_continues = header.draft < 0 or header.draft in open_records
-        parts.setdefault(header.draft if is_plain_or_continues else _REFINED, []).append(header)
+        parts.setdefault(header.draft >= 0, []).append(header)
     return list(parts.values())
 
 

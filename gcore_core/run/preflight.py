@@ -30,7 +30,6 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.providers import ControllerProvider
-from gcore_core.contract.sampling import GrowsAnswers
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
@@ -164,9 +163,8 @@ def _check_waves(plan: Plan) -> None:
         group_size = getattr(build(plan.factory("advantage")), "group_size", None)
         if isinstance(group_size, int):
             program = build(plan.factory("sampling"))
-            # Answers that are made from drafts have other prompts than the drafts; those that go on
-            # with a draft are compared among each other.
-            if len(program.waves(group_size)) == 1 or isinstance(program, GrowsAnswers):
+            # Answers that are made from drafts have other prompts than the drafts.
+            if len(program.waves(group_size)) == 1:
                 _check_samples_differ(plan)
 
 

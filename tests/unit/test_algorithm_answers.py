@@ -12,17 +12,13 @@ import pytest
 
 from gcore_core.contract.algorithms import GroupScalars, Work
 from gcore_core.contract.errors import ContractError, DataError
-from gcore_core.contract.records import Prompt
-from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.controllers.algorithm_answers import (
     advantage_code,
     advantages_of,
     balancer_code,
     costs_of,
-    drafts_of,
     filter_code,
     keeps,
-    sampling_code,
     split_of,
     statistics_of,
 )
@@ -145,36 +141,3 @@ def test_right_answers_pass_as_numbers() -> None:
     assert ask("keep", lambda: (np.bool_(False), "equal")) == (False, "equal")
     assert [row.tolist() for row in ask("of", lambda: [[1, -1], (0.5, 0)])] == [[1, -1], [0.5, 0]]
     assert ask("split", lambda: [[2], [0, 1]]) == [[2], [0, 1]]
-
-
-class Continues:
-    """A sampling program whose answers grow, and that continues the record with this number."""
-
-    def __init__(self, draft: int) -> None:
-        self._draft = draft
-
-    def waves(self, group_size: int) -> list[int]:
-        return [2, 2]
-
-    def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-        return [self._draft] * count
-
-    def prompt(self, prompt: Prompt, draft: Draft) -> Prompt:
-        return prompt
-
-    def piece(self, sample: int) -> tuple[int, str]:
-        return 0, ""
-
-
-def test_a_program_that_continues_an_answer_which_has_ended_is_named() -> None:
-    """What is drawn behind an end is no answer that the policy would give."""
-    group = DrawnSoFar(rewards=np.zeros(2), drafts=np.full(2, -1), open=np.array([True, False]))
-    for draft in (0, -1):
-        program = Continues(draft)
-        assert drafts_of(sampling_code(program, "mine/tree"), program, group, 1) == [draft]
-    program = Continues(1)
-    with pytest.raises(ContractError, match=r"mine/tree: drafts\(\) gave \[1\], .* has ended"):
-        drafts_of(sampling_code(program, "mine/tree"), program, group, 1)
-    of_none = DrawnSoFar(rewards=np.zeros(2), drafts=np.full(2, -1))
-    with pytest.raises(ContractError, match="has ended"):
-        drafts_of(sampling_code(program, "mine/tree"), program, of_none, 1)

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 
 from gcore_core import cli
-from gcore_core.config import venvs
+from gcore_core.config import catalog, venvs
 from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.config.plugins import Plugins, local_plugin, observer_failure
@@ -285,6 +285,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
     },
     "Plugins": {
         "not installed": lambda w: w.load("roles.rollout.use=fkae"),
+        "deleted": lambda w: catalog.scan([str(w.directory)]).get("tree", where="sampling.use"),
         "disabled": lambda w: disabled(w),
         "two plugins of one name": lambda w: (
             w.installed.add("twin", "", Wheel(version="1.3.0")),

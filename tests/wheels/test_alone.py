@@ -207,11 +207,6 @@ CASES = (
         "mlflow",
         code=2,
     ),
-    models(
-        "gcore-tree",
-        "sampling={use: tree, config: {steps: 2, beams: 1, width: 2, actions: 2}}",
-        two=(ROLLOUT,),
-    ),
     commands("gcore-venv", g_core("venv", "list")),
     lacking("gcore-vllm", "roles.rollout.use=vllm", "g-core venv create vllm", code=2),
 )

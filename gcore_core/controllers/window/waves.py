@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gcore_core.contract.records import FAILED, OPEN, DraftRef, Header, Lease
+from gcore_core.contract.records import FAILED, DraftRef, Header, Lease
 from gcore_core.contract.sampling import DrawnSoFar
 from gcore_core.controllers.algorithm_answers import drafts_of
 from gcore_core.controllers.context import ControllerContext
@@ -46,7 +46,6 @@ def _drafts(
         rewards=numbers.rewards,
         named=numbers.named,
         drafts=np.array([record.draft for record in records], np.int64),
-        open=np.array([record.status == OPEN for record in records]),
     )
     names = drafts_of(context.sampling_code, program, group, count)
     return {

@@ -15,8 +15,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import (
@@ -66,7 +64,6 @@ from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.begun_records import Begun, BegunRecords
 from gcore_core.runtime.shells.compared_records import columns_of, opened_record
-from gcore_core.runtime.shells.continued_answers import ContinuedAnswers
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
 from gcore_core.runtime.shells.engine_driver import EngineDriver
@@ -89,14 +86,12 @@ class _Read:
     seeds: of each sample.
     begun: sample -> what it has, where another replica has begun it.
     drafts: sample -> what its prompt is made of, where it is made of a draft.
-    actions: sample -> those before its piece, where answers grow.
     """
 
     lease: Lease
     seeds: dict[int, int]
     begun: dict[int, Begun]
     drafts: dict[int, Draft]
-    actions: dict[int, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -105,12 +100,10 @@ class _Opened:
 
     prompt: the row's.
     refined: sample -> its prompt, where it is made of a draft.
-    pieces: sample -> the piece that it is, where answers grow.
     """
 
     prompt: Prompt
     refined: dict[int, Prompt]
-    pieces: dict[int, Piece]
 
 
 class GeneratorShell:
@@ -154,7 +147,6 @@ class GeneratorShell:
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
         self._refined = RefinedPrompts(store.reader(), sampling)
-        self._continued = ContinuedAnswers(store.reader(), sampling)
         self._begun = BegunRecords(store.reader())
         self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
@@ -363,7 +355,7 @@ class GeneratorShell:
     async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> bool:
         # All are opened before any runs: one that cannot be opened must leave no sample that counts
         # as running and that nobody draws.
-        read = [await self._read(lease, request.purpose) for lease in leases]
+        read = [await self._read(lease) for lease in leases]
         if not leases:
             return not (self._lends and self._asleep)
         # Between two steps of the engine: the next one has these samples.
@@ -379,7 +371,7 @@ class GeneratorShell:
             await self._engine.submit_now(samples)
         return True
 
-    async def _read(self, lease: Lease, purpose: str) -> _Read:
+    async def _read(self, lease: Lease) -> _Read:
         seeds = {
             sample: sample_seed(self._seed, lease.ordinal, lease.turn, sample)
             for sample in lease.samples
@@ -388,9 +380,7 @@ class GeneratorShell:
             lease=lease,
             seeds=seeds,
             begun=await self._begun.of(lease, seeds),
-            # Where answers grow, a draft is continued, and no prompt is made of it.
-            drafts={} if self._continued else await self._refined.drafts(lease),
-            actions=await self._continued.begun(lease) if purpose == TRAIN else {},
+            drafts=await self._refined.drafts(lease),
         )
 
     def _open(self, read: Sequence[_Read], purpose: str) -> list[_Opened]:
@@ -400,7 +390,7 @@ class GeneratorShell:
         for one in read:
             prompt = dataset[one.lease.row]
             refined = self._refined.of(prompt, one.drafts)
-            opened.append(_Opened(prompt, refined, self._continued.of(one.actions)))
+            opened.append(_Opened(prompt, refined))
         return opened
 
     def _begin(self, request: GenerateRequest, read: _Read, opened: _Opened) -> list[SampleRequest]:
@@ -425,7 +415,7 @@ class GeneratorShell:
                 prompt=opened.refined.get(sample, opened.prompt),
                 greedy=request.purpose == GREEDY,
                 attempt=lease.attempt,
-                piece=Piece(actions=hold) if hold else opened.pieces.get(sample),
+                piece=Piece(actions=hold) if hold else None,
             )
             begun = read.begun.get(sample)
             requests.append(

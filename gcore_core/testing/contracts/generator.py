@@ -432,27 +432,6 @@ class GeneratorContract(EngineTests, LogprobTests, KeepingTests, SleepTests, Con
         assert cut, "no greedy answer has two actions: let prompts have longer ones"
 
     @claims("continues")
-    def test_a_piece_ends_behind_its_text(self, generator: Any, prompts: list[Prompt]) -> None:
-        """It ends with the action that brings the text, and counts what was begun for nothing."""
-        ended = 0
-        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
-            end = whole.columns["text"].tobytes().decode()[:1]
-            if not end or whole.columns["action_ids"].size < 2:
-                continue
-            first = self._piece(generator, whole, Piece(end=end))
-            text = first.columns["text"].tobytes().decode()
-            assert end in text, f"the piece ends with {text!r}, which has no {end!r} in it"
-            if first.status != OPEN:
-                continue
-            drawn = first.columns["action_ids"]
-            second = self._piece(generator, whole, Piece(begun=drawn, end=end))
-            assert second.columns["action_ids"].size > drawn.size, (
-                "a piece ended at once, by a text that an earlier piece has"
-            )
-            ended += 1
-        assert ended, "no greedy answer has a text of two actions: let prompts have longer ones"
-
-    @claims("continues")
     def test_an_answer_that_has_ended_is_not_continued(
         self, generator: Any, prompts: list[Prompt]
     ) -> None:

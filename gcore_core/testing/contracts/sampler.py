@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.records import Prompt
-from gcore_core.contract.sampling import Draft, DrawnSoFar, GrowsAnswers, SamplingProgram
+from gcore_core.contract.sampling import Draft, DrawnSoFar, SamplingProgram
 from gcore_core.testing.contracts.advantage import named_rewards_of
 from gcore_core.testing.contracts.arguments import ASKS, snapshot, writable
-from gcore_core.testing.contracts.base import Contract, claims
+from gcore_core.testing.contracts.base import Contract
 
 ROWS = (
     Prompt(row=3, text="How much is 2 + 2?", fields={"answer": "4"}),
@@ -87,25 +87,6 @@ class SamplerContract(Contract):
                 assert (prompt.text is None) == (row.text is None)
                 assert (prompt.messages is None) == (row.messages is None)
 
-    @claims("continues")
-    def test_only_open_records_are_continued(self, program: Any) -> None:
-        """A draft has ended with its piece; where no record has, answers are drawn anew."""
-        assert isinstance(program, GrowsAnswers), "it lacks piece()"
-        for group, count in self._between_waves(program):
-            drafts = [draft for draft in program.drafts(group, count) if draft >= 0]
-            assert group.open is not None
-            assert group.open[drafts].all(), f"of {drafts} some have ended: {group.open}"
-
-    @claims("continues")
-    def test_a_piece_has_an_end_and_the_last_wave_none(self, program: Any) -> None:
-        """Pieces of the last wave end with their answers; asked twice, a piece is the same."""
-        for size in self.group_sizes:
-            pieces = [program.piece(sample) for sample in range(size)]
-            assert all(actions >= 0 and isinstance(end, str) for actions, end in pieces), pieces
-            last = list(program.waves(size))[-1]
-            assert set(pieces[-last:]) == {(0, "")}, f"answers stay unfinished: {pieces[-last:]}"
-            assert [program.piece(sample) for sample in range(size)] == pieces
-
     def _between_waves(self, program: Any) -> list[tuple[DrawnSoFar, int]]:
         """Returns groups with random rewards, each with the size of its next wave."""
         draw = np.random.default_rng(0)
@@ -114,12 +95,11 @@ class SamplerContract(Contract):
             waves = list(program.waves(size))
             for wave in range(1, len(waves)):
                 drawn = sum(waves[:wave])
-                for rewards, share in ((draw.standard_normal(drawn), 0.5), (np.zeros(drawn), 0.0)):
+                for rewards in (draw.standard_normal(drawn), np.zeros(drawn)):
                     named, _ = named_rewards_of(rewards)
                     drafts = np.full(drawn, -1)
-                    is_open = draw.random(drawn) < share
-                    for array in (rewards, drafts, is_open, *named.values()):
+                    for array in (rewards, drafts, *named.values()):
                         array.flags.writeable = False
-                    group = DrawnSoFar(rewards=rewards, named=named, drafts=drafts, open=is_open)
+                    group = DrawnSoFar(rewards=rewards, named=named, drafts=drafts)
                     asked.append((group, waves[wave]))
         return asked

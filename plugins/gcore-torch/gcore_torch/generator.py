@@ -585,7 +585,6 @@ class TorchGenerator:
         leaving = ended | (length >= rows.limit[: rows.count])
         stopped = self._stopped(~ended) if self._config.stop else np.zeros_like(ended)
         leaving |= stopped
-        leaving |= self._pieces_over(~leaving)
         if not leaving.any():
             return []
         finished = []
@@ -597,7 +596,7 @@ class TorchGenerator:
                 else (FINISHED, "stop")
                 if stopped[i]
                 else (OPEN, "")
-                if length[i] < rows.limit[i] or rows.waiting[i].is_cut
+                if rows.waiting[i].is_cut
                 else (TRUNCATED, "length")
             )
             finished.append(self._finish(i, status, reason, columns))
@@ -611,24 +610,6 @@ class TorchGenerator:
         for i, text in zip(indexes.tolist(), self._decode(indexes), strict=True):
             has_stop[i] = any(stop in text for stop in self._config.stop)
         return has_stop
-
-    def _pieces_over(self, candidates: np.ndarray) -> np.ndarray:
-        """Returns bool[B]: which of the candidates, bool[B], have drawn the text that ends their
-        piece.
-        """
-        ends = {
-            i: piece.end
-            for i, waiting in enumerate(self._rows.waiting)
-            if candidates[i] and (piece := waiting.request.piece) is not None and piece.end
-        }
-        are_over = np.zeros_like(candidates)
-        if not ends:
-            return are_over
-        texts = self._decode(np.array(list(ends), np.int64))
-        begun = decode(self._tokenizer, [self._rows.waiting[i].begun.tolist() for i in ends])
-        for (i, end), text, before in zip(ends.items(), texts, begun, strict=True):
-            are_over[i] = text.count(end) > before.count(end)
-        return are_over
 
     def _actions(self, row: int) -> np.ndarray:
         """Returns the actions so far of a row, int32[A], those of an earlier piece included."""

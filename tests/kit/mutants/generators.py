@@ -16,7 +16,7 @@ from gcore_core.contract.columns import VERSION, Columns, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, Piece, SampleRequest
-from gcore_core.contract.records import FAILED, FINISHED, OPEN, TensorSpec, WeightPlan
+from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
 from gcore_core.testing import GeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, log_softmax
 
@@ -159,7 +159,6 @@ class LogprobsOfAnotherTemperature(Clean):
 class TruncatedReportedAsFinished(Clean):
     caught_by = (
         "test_a_record_says_how_it_ended",
-        "test_a_piece_ends_behind_its_text",
         "test_a_piece_ends_where_it_was_asked_to",
         "test_a_sample_in_pieces_is_the_one_without_a_break",
         "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
@@ -541,7 +540,6 @@ class ScoresAgainUnderNewWeights(Clean):
 class ForgetsWhatWasBegun(Clean):
     caught_by = (
         "test_a_piece_goes_on_from_what_is_begun",
-        "test_a_piece_ends_behind_its_text",
         "test_an_answer_that_has_ended_is_not_continued",
         "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
@@ -552,7 +550,7 @@ class ForgetsWhatWasBegun(Clean):
 
 
 def _not_begun(piece: Piece | None) -> Piece | None:
-    return None if piece is None else Piece(actions=piece.actions, end=piece.end)
+    return None if piece is None else Piece(actions=piece.actions)
 
 
 class TrainsAgainOnWhatWasBegun(Clean):
@@ -572,30 +570,12 @@ class DrawsWholeAnswers(Clean):
     )
 
     class Backend(FakeGenerator):
-        """It stops a piece at its text, and not at its number of actions."""
+        """It stops no piece at its number of actions."""
 
         def _status(self, request: SampleRequest, letters: list[int]) -> str:
-            piece = request.piece
-            if piece is not None and not piece.end:
-                request = replace(request, piece=Piece(begun=piece.begun))
+            if request.piece is not None:
+                request = replace(request, piece=Piece(begun=request.piece.begun))
             return super()._status(request, letters)
-
-
-class EndsAPieceByAnEarlierOne(Clean):
-    caught_by = ("test_a_piece_ends_behind_its_text",)
-
-    class Backend(FakeGenerator):
-        """It looks for the text in the whole answer, and before it draws."""
-
-        def step(self) -> list[Finished]:
-            over = [
-                self._running.pop(key)
-                for key, (request, letters) in list(self._running.items())
-                if request.piece is not None
-                and request.piece.end
-                and request.piece.end in "".join(fake.VOCABULARY[letter] for letter in letters)
-            ]
-            return [self._finished(*one, OPEN) for one in over] + super().step()
 
 
 class GoesOnBehindTheEnd(Clean):

@@ -1375,36 +1375,6 @@ class CleanSampler(SamplerContract):
         return self.Backend()
 
 
-class CleanGrowing(CleanSampler):
-    """Answers that grow in two pieces."""
-
-    capabilities = frozenset({"continues"})
-
-    class Backend(CleanSampler.Backend):
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            numbers = np.flatnonzero(group.open)
-            return [int(numbers[0]) if len(numbers) else -1] * count
-
-        def piece(self, sample: int) -> tuple[int, str]:
-            return (2, "") if sample < 4 else (0, "")
-
-
-class ContinuesWhatHasEnded(CleanGrowing):
-    caught_by = ("test_only_open_records_are_continued",)
-
-    class Backend(CleanGrowing.Backend):
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            return CleanSampler.Backend.drafts(self, group, count)
-
-
-class LeavesAnswersUnfinished(CleanGrowing):
-    caught_by = ("test_a_piece_has_an_end_and_the_last_wave_none",)
-
-    class Backend(CleanGrowing.Backend):
-        def piece(self, sample: int) -> tuple[int, str]:
-            return 2, ""
-
-
 class IsNoSamplingProgram(CleanSampler):
     caught_by = (
         "test_it_is_a_sampling_program",
