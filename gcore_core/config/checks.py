@@ -21,7 +21,6 @@ from gcore_core.contract.abilities import (
     column_widths,
     cuts_samples,
     gives_routing,
-    keeps_caches,
     keeps_unfinished,
     needs_routing,
     own_columns,
@@ -759,16 +758,6 @@ def _midway(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Ite
             f"a push, and controller {provided['controller'].reference} pushes while they run; "
             "take a generator with the capability weights.midway, such as torch, or have pushes "
             "wait (controller.config.midway: wait)."
-        )
-    elif (
-        keeps_caches(objects.get("controller"))
-        and "weights.midway.keep" not in rollout.spec.capabilities
-    ):
-        yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} is not known to go on with samples over "
-            "what older weights have cached of them; take a generator with the capability "
-            "weights.midway.keep, such as torch, or have samples read again "
-            "(controller.config.midway: recompute)."
         )
 
 

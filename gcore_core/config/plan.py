@@ -471,7 +471,10 @@ def _explained(
         what = f"{error.object_type_str!r} has no such field" if owner else "there is no such key"
         first = f"{what}{did_you_mean(str(error.key), choices)}."
         why.append(f"there are: {', '.join(choices)}")
-    return ConfigError(first, where=where, why="\n".join(why), choices=choices)
+    # Values that are gone: key -> value -> what to do in its place.
+    gone = getattr(error.object_type, "GONE_VALUES", {}).get(str(error.key), {})
+    todo = gone.get(getattr(error, "value", None), "")
+    return ConfigError(first, where=where, why="\n".join(why), todo=todo, choices=choices)
 
 
 def _whose(item: Provided) -> str:

@@ -225,19 +225,6 @@ class CutsSamples(Protocol):
 
 
 @runtime_checkable
-class KeepsCaches(Protocol):
-    """Says that samples go on through a push over what older weights have cached of them."""
-
-    def keeps_caches(self) -> bool:
-        """Returns whether generators keep the caches of samples at a push, under these settings.
-
-        It is asked only where ``cuts_samples`` says yes. The policy's generators must then claim
-        the capability "weights.midway.keep". Without the method: False. Samples that a push cuts
-        are then read again under the new weights.
-        """
-
-
-@runtime_checkable
 class RepeatsCuts(Protocol):
     """Says that a step program has pushes cut samples where those of an earlier run did."""
 
@@ -466,11 +453,6 @@ def cuts_samples(config: Any) -> bool:
     return isinstance(config, CutsSamples) and config.cuts_samples()
 
 
-def keeps_caches(config: Any) -> bool:
-    """Returns whether samples go on through a push over what older weights have cached of them."""
-    return cuts_samples(config) and isinstance(config, KeepsCaches) and config.keeps_caches()
-
-
 def repeats_cuts(config: Any) -> bool:
     """Returns whether a step program cuts samples where pushes of an earlier run did."""
     return isinstance(config, RepeatsCuts) and config.repeats_cuts()
@@ -588,7 +570,6 @@ ABILITIES = (
     _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
-    _ability(KeepsCaches, "controller"),
     _ability(RepeatsCuts, "controller"),
     _ability(KeepsUnfinished, "controller"),
     _ability(PushesNearby, "controller"),

@@ -165,12 +165,6 @@ class ReceivesWeights(Protocol):
         """Takes the new weights into use, since all tensors have come; sets ``version``.
 
         It drops every cache that depended on the old weights.
-
-        Where the plan says so (``plan.keeps``, capability "weights.midway.keep"), it keeps what is
-        cached of samples that have actions. They go on with the new weights over that, and
-        ``logp`` is what an action was sampled with: the log-prob of no version's weights. A sample
-        without actions is read anew, and no new sample may use what older weights have cached.
-        A sample whose cache is lost for another reason, such as a sleep, is read again.
         """
 
 

@@ -79,8 +79,6 @@ CAPABILITIES = frozenset(
         "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
         # a generator whose samples go on through a push, read again under the new weights
         "weights.midway",
-        # one that can also go on over what it has cached of its samples, read by older weights
-        "weights.midway.keep",  # (WeightPlan.keeps)
         "weights.push",  # follows the policy's weights (ReceivesWeights)
     }
 )
@@ -182,8 +180,7 @@ class ControllerProvider(Provider):
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``,
         ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
-    ``cuts_samples``, ``keeps_caches``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``,
-    ``push_bytes``.
+    ``cuts_samples``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

@@ -341,15 +341,11 @@ class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
         named as in peft's files, ``base_model.model.<target>.lora_A.weight`` and ``lora_B``, of
         each target A and then B. Only a generator with the capability "weights.adapter" gets such
         a plan.
-    keeps: samples that run go on over what is cached of them, and nothing of them is read again.
-        Only a generator with the capability "weights.midway.keep" gets such a plan. Its own core
-        sets it: a trainer knows nothing of samples.
     """
 
     version: int
     tensors: list[TensorSpec]
     adapter: AdapterFacts | None = None
-    keeps: bool = False
 
 
 class StepReport(msgspec.Struct, kw_only=True):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from gcore_core.contract.abilities import keeps_caches
 from gcore_core.contract.errors import (
     CheckpointError,
     ContractError,
@@ -55,8 +54,7 @@ class Publishing:
 
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
     generates ahead first calls ``Window.drain``, or has generators that go on with samples through
-    a push (capability "weights.midway"). Where the settings say so (``keeps_caches``), these go on
-    over what they have cached.
+    a push (capability "weights.midway").
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Publishing:
         self._context = context
         self._config = config
         self._placement = placement
-        self._keeps_caches = keeps_caches(config)
         self._stamp = 0
 
     def digests(self) -> dict[str, int]:
@@ -130,9 +127,7 @@ class Publishing:
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:
-            ask = PullWeights(
-                version, receiver, ranks[0].name, attempt, release_before, self._keeps_caches
-            )
+            ask = PullWeights(version, receiver, ranks[0].name, attempt, release_before)
             with _naming(replica):
                 return await insist(replica, PUSH_PULL, ask)
 

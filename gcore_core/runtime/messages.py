@@ -548,7 +548,6 @@ class PullWeights(Message):
     source: peer name of trainer rank 0.
     attempt: as of ``BeginPush``.
     release_before: no shard needs records of earlier steps.
-    keeps: as of ``WeightPlan``.
     """
 
     version: int
@@ -556,7 +555,6 @@ class PullWeights(Message):
     source: str
     attempt: int = 0
     release_before: int = 0
-    keeps: bool = False
 
 
 class PlanRequest(Message):

@@ -527,7 +527,6 @@ async def pull_weights(
     version = request.version
     with shown(progress):
         plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
-    plan = msgspec.structs.replace(plan, keeps=request.keeps)
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
 

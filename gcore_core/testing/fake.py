@@ -631,7 +631,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         config=FakeGeneratorConfig,
         capabilities=frozenset(
             {"abort", "continues", "continues.exact", "determinism", "logprobs", "sleep"}
-            | {"weights.fingerprint", "weights.midway", "weights.midway.keep", "weights.push"}
+            | {"weights.fingerprint", "weights.midway", "weights.push"}
         ),
     )
 

@@ -149,7 +149,6 @@ class Receiver:
     def __init__(self, dies_at: str = "") -> None:
         self.version, self.held, self.dies_at = 0, {}, dies_at  # type: ignore[var-annotated]
         self.calls: list[int] = []
-        self.keeps = False
 
     def begin_weights(self, plan: WeightPlan) -> None:
         if plan.version < self.version:
@@ -171,7 +170,6 @@ class Receiver:
 
     def commit_weights(self, plan: WeightPlan) -> None:
         self.version = plan.version
-        self.keeps = plan.keeps
 
     def fingerprint(self) -> dict[str, int]:
         return {name: xxhash.xxh3_64_intdigest(array.data) for name, array in self.held.items()}
@@ -291,17 +289,6 @@ def assert_holds(receiver: Receiver, version: int) -> None:
     assert {name: array.tobytes() for name, array in receiver.held.items()} == {
         name: array.tobytes() for name, array in weights(version).items()
     }
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-async def test_a_generator_is_told_whether_it_keeps_caches(keeps: bool, site: Site) -> None:
-    """By who asks it to take part: the trainer, which has made the plan, knows of no samples."""
-    await site.begin(1, receivers=1)
-    receiver = Receiver()
-    request = PullWeights(1, 0, "policy.0", keeps=keeps)
-    source = site.view.peer("policy.0")
-    await pull_weights(receiver, source, request, DirectCompute(), lambda: None, {})
-    assert receiver.keeps == keeps
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 64, 88, 1 << 20])

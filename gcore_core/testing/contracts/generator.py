@@ -22,9 +22,8 @@ from gcore_core.contract.generator import (
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, OPEN, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
-from gcore_core.testing.contracts.generator_keeping import KeepingTests
 from gcore_core.testing.contracts.generator_logprobs import LogprobTests
-from gcore_core.testing.contracts.generator_midway import without_media
+from gcore_core.testing.contracts.generator_midway import MidwayTests, without_media
 from gcore_core.testing.contracts.sleep import SleepTests
 from gcore_core.testing.contracts.weights import perturbed, push
 from gcore_core.testing.safetensors_files import Tensors
@@ -57,7 +56,7 @@ _OF_SAMPLES = frozenset(
 )
 
 
-class GeneratorContract(EngineTests, LogprobTests, KeepingTests, SleepTests, Contract):
+class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Contract):
     """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
 
     tolerance: how much log-probs may differ, in nats.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
 from gcore_core.contract.columns import VERSION, version_problem
 from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import FAILED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims
 from gcore_core.testing.contracts.weights import perturbed, push
 from gcore_core.testing.safetensors_files import Tensors
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 _ASKED = ("prompt_ids", "action_ids", "logp", "action_mask", "temperature")
 #: How often samples are drawn until one of them runs on through the pushes: an engine that does not
 #: wait for steps may have ended all of them before.
-TRIES = 5
+_TRIES = 5
+#: Prompts get about so many characters where engines are to share what they have cached of them.
+#: Some share whole blocks alone.
+_SHARED_CHARACTERS = 80
 
 
 class MidwayTests(Contract):
@@ -38,7 +44,7 @@ class MidwayTests(Contract):
         def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
         def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
-    def asks_for_scores(self) -> None:
+    def _asks_for_scores(self) -> None:
         if "logprobs" not in self.claimed():
             self.not_claimed("logprobs, by which actions on both sides of a cut are scored again")
 
@@ -50,8 +56,8 @@ class MidwayTests(Contract):
 
         The latter are given all that was sampled before, read again under the new weights.
         """
-        self.asks_for_scores()
-        for _ in range(TRIES):
+        self._asks_for_scores()
+        for _ in range(_TRIES):
             before = generator.version
             with self.held(generator):
                 generator.submit(requests)
@@ -60,10 +66,10 @@ class MidwayTests(Contract):
             later = self.drain(generator, requests, ended)
             cut = [record for record in later if record.versions == (before, before + 1)]
             scorable = without_media(cut)
-            new = scored(generator, scorable)
+            new = _scored(generator, scorable)
             push(generator, weights, before + 2)
             if cut:
-                self._check(scorable, [scored(generator, scorable), new])
+                self._check(scorable, [_scored(generator, scorable), new])
                 return
         pytest.fail("no sample went on through the push: let samples be longer")
 
@@ -71,8 +77,8 @@ class MidwayTests(Contract):
     def test_two_pushes_cut_a_sample_twice(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
-        self.asks_for_scores()
-        for _ in range(TRIES):
+        self._asks_for_scores()
+        for _ in range(_TRIES):
             before = generator.version
             with self.held(generator):
                 generator.submit(requests)
@@ -84,9 +90,9 @@ class MidwayTests(Contract):
             cut = [record for record in later if record.versions == (before, before + 2)]
             if cut:
                 scorable = without_media(cut)
-                old = scored(generator, scorable)
+                old = _scored(generator, scorable)
                 push(generator, perturbed(weights), before + 3)
-                self._check(scorable, [old, scored(generator, scorable), old])
+                self._check(scorable, [old, _scored(generator, scorable), old])
                 return
         pytest.fail("no sample went on through both pushes: let samples be longer")
 
@@ -95,14 +101,14 @@ class MidwayTests(Contract):
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
         """Not in its log-probs, and not in its versions: what was read of the prompt goes, too."""
-        self.asks_for_scores()
+        self._asks_for_scores()
         before = generator.version
         generator.submit(requests)
         push(generator, perturbed(weights), before + 1)
         later = self.drain(generator, requests)
         assert {record.versions for record in later} == {(before + 1, before + 1)}
         scorable = without_media(later)
-        self._check(scorable, [scored(generator, scorable)])
+        self._check(scorable, [_scored(generator, scorable)])
 
     @claims("weights.midway")
     def test_a_record_that_was_cut_says_which_version_sampled_each_action(
@@ -113,9 +119,9 @@ class MidwayTests(Contract):
         Each of two pushes brings other weights, and no version names the weights of another.
         Records of one version have no such column.
         """
-        self.asks_for_scores()
+        self._asks_for_scores()
         other = perturbed(weights)
-        for _ in range(TRIES):
+        for _ in range(_TRIES):
             # An engine that several tests share may hold what an earlier one has pushed.
             before = generator.version + 1
             push(generator, weights, before)
@@ -127,13 +133,13 @@ class MidwayTests(Contract):
                 push(generator, perturbed(other), before + 2)
             records += self.drain(generator, requests, records)
             for record in records:
-                self.check_version_column(record)
+                self._check_version_column(record)
             cut = without_media(r for r in records if r.versions[0] != r.versions[1])
-            parts = {before + 2: scored(generator, cut)}
+            parts = {before + 2: _scored(generator, cut)}
             push(generator, other, before + 3)
-            parts[before + 1] = scored(generator, cut)
+            parts[before + 1] = _scored(generator, cut)
             push(generator, weights, before + 4)
-            parts[before] = scored(generator, cut)
+            parts[before] = _scored(generator, cut)
             for number, record in enumerate(cut):
                 of_version = {version: scores[number] for version, scores in parts.items()}
                 self._check_actions(record, of_version)
@@ -141,24 +147,57 @@ class MidwayTests(Contract):
                 return
         pytest.fail("no sample went on through a push: let samples be longer")
 
-    def check_version_column(self, record: Finished) -> None:
+    @claims("weights.midway")
+    def test_new_samples_use_nothing_that_older_weights_have_cached(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """They show prompts that samples still run of, and are as if these were not there.
+
+        Some are asked for before the push, when no step is made any more.
+        """
+        self._asks_for_scores()
+        count = len(requests)
+        early = [replace(request, prompt=_long(request.prompt)) for request in requests]
+        waiting = [replace(request, sample=request.sample + count) for request in early]
+        late = [replace(request, sample=request.sample + 2 * count) for request in early]
+        before = generator.version + 1
+        push(generator, weights, before)
+        with self.held(generator):
+            generator.submit(early)
+            ended = [record for _ in range(2) for record in generator.step()]
+            generator.submit(waiting)
+            push(generator, perturbed(weights), before + 1)
+        generator.submit(late)
+        records = self.drain(generator, [*early, *waiting, *late], ended)
+        sampled = [record for record in records if record.status != FAILED]
+        behind = [record for record in sampled if record.request.sample >= 2 * count]
+        assert behind, f"no prompt of {_SHARED_CHARACTERS} characters could be answered"
+        # An engine that does not wait for steps may have begun some of those that waited.
+        new = [record for record in sampled if record.versions[0] == before + 1]
+        assert {id(record) for record in behind} <= {id(record) for record in new}, (
+            "a sample that was asked for behind the push names the older weights"
+        )
+        scorable = without_media(new)
+        self._check(scorable, [_scored(generator, scorable)])
+
+    def _check_version_column(self, record: Finished) -> None:
         """A record has a sound column "version" where more than one version sampled it."""
         first, last = record.versions
         if first == last:
             assert VERSION not in record.columns, (
-                f"{name_of(record)}: one version sampled it, and it has the column {VERSION!r}"
+                f"{_name_of(record)}: one version sampled it, and it has the column {VERSION!r}"
             )
             return
         assert VERSION in record.columns, (
-            f"{name_of(record)}: versions {first} to {last} sampled it, and it has no column "
+            f"{_name_of(record)}: versions {first} to {last} sampled it, and it has no column "
             f"{VERSION!r}"
         )
         column = record.columns[VERSION]
         actions = record.columns["action_ids"].size
         problem = version_problem(column, actions, record.versions)
-        assert not problem, f"{name_of(record)}: {problem}"
+        assert not problem, f"{_name_of(record)}: {problem}"
         assert column[-1] == last, (
-            f"{name_of(record)}: version {last} did not sample its last action"
+            f"{_name_of(record)}: version {last} did not sample its last action"
         )
 
     def _check_actions(self, record: Finished, of_version: Mapping[int, np.ndarray]) -> None:
@@ -172,7 +211,7 @@ class MidwayTests(Contract):
         )
         apart = abs(columns["logp"] - expected)[columns["action_mask"] > 0]
         assert apart.max(initial=0.0) <= self.tolerance, (
-            f"{name_of(record)}: an action's log-prob is not of the version that its column "
+            f"{_name_of(record)}: an action's log-prob is not of the version that its column "
             f"{VERSION!r} names"
         )
 
@@ -187,12 +226,12 @@ class MidwayTests(Contract):
             fits = [abs(logp - part[number]) <= self.tolerance for part in parts]
             fits = [fit | ~trained for fit in fits]
             assert _can_be_cut(fits), (
-                f"{name_of(record)}: no cut divides its log-probs in those of older and those of "
+                f"{_name_of(record)}: no cut divides its log-probs in those of older and those of "
                 "newer weights"
             )
 
 
-def name_of(record: Finished) -> str:
+def _name_of(record: Finished) -> str:
     return f"ordinal {record.request.ordinal}, sample {record.request.sample}"
 
 
@@ -205,11 +244,19 @@ def without_media(records: Iterable[Finished]) -> list[Finished]:
     return [record for record in records if not record.media]
 
 
-def scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
+def _scored(generator: Any, records: list[Finished]) -> list[np.ndarray]:
     """Returns the log-probs float32[A] of each record's actions under the present weights."""
     asked = [{name: record.columns[name] for name in _ASKED} for record in records]
     found: list[np.ndarray] = generator.logprobs(asked)
     return found
+
+
+def _long(prompt: Prompt) -> Prompt:
+    """Returns the prompt with its text repeated; one that shows images stays as it is."""
+    if not prompt.text or prompt.images:
+        return prompt
+    times = -(-_SHARED_CHARACTERS // len(prompt.text))
+    return msgspec.structs.replace(prompt, text=prompt.text * times)
 
 
 def _can_be_cut(fits: Sequence[np.ndarray]) -> bool:

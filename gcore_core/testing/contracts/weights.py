@@ -72,16 +72,12 @@ def _shaken(values: np.ndarray, random: np.random.Generator, scale: float) -> np
     return np.asarray(values * (1 + scale * noise[0]) + 0.02 * noise[1])
 
 
-def push(
-    receiver: ReceivesWeights, tensors: Tensors, version: int, *, keeps: bool = False
-) -> WeightPlan:
+def push(receiver: ReceivesWeights, tensors: Tensors, version: int) -> WeightPlan:
     """Makes a whole push in two buckets, as the shell does.
 
     The arrays are read-only, and their memory is overwritten after the call.
-
-    keeps: as of ``WeightPlan``.
     """
-    plan = WeightPlan(version, [spec for spec, _ in tensors], keeps=keeps)
+    plan = WeightPlan(version, [spec for spec, _ in tensors])
     receiver.begin_weights(plan)
     half = (len(tensors) + 1) // 2
     for part in (tensors[:half], tensors[half:]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gcore_core.controllers.config import SyncConfig
 
@@ -18,8 +18,7 @@ class AsyncConfig(SyncConfig):
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
-        new weights, and they go on; a sample may have several versions. "keep": they go on over
-        what the older weights have cached of them, and nothing is read again.
+        new weights, and they go on; a sample may have several versions.
     unfinished: what a checkpoint holds of samples that run. "redraw": nothing, so a resumed run
         draws them again. "keep": what they have so far, and a resumed run goes on from there.
     order: which groups a step of a deterministic run takes. "auto": in order, so that the run
@@ -30,9 +29,17 @@ class AsyncConfig(SyncConfig):
         them. None: the clock decides.
     """
 
+    #: Values that are gone: key -> value -> what to do in its place.
+    GONE_VALUES: ClassVar[dict[str, dict[str, str]]] = {
+        "midway": {
+            "keep": "set it to recompute: samples go on through a push, and what they have so far "
+            "is read again"
+        }
+    }
+
     ahead: int = 1
     age: int = 4
-    midway: Literal["wait", "recompute", "keep"] = "wait"
+    midway: Literal["wait", "recompute"] = "wait"
     unfinished: Literal["redraw", "keep"] = "redraw"
     order: Literal["auto", "clock"] = "auto"
     replay: str | None = None
@@ -53,22 +60,13 @@ class AsyncConfig(SyncConfig):
             )
         if self.keeps_unfinished() and self.midway == "wait":
             raise ValueError(
-                "unfinished: keep needs midway: recompute or keep; with midway: wait no sample "
-                "runs when a checkpoint is made, so leave unfinished out"
-            )
-        if self.replay is not None and self.midway not in ("wait", "recompute"):
-            raise ValueError(
-                "replay does not go with midway: keep, since what older weights have cached cannot "
-                "be made again; set midway as the earlier run had it, wait or recompute"
+                "unfinished: keep needs midway: recompute; with midway: wait no sample runs when a "
+                "checkpoint is made, so leave unfinished out"
             )
 
     def cuts_samples(self) -> bool:
         """Returns whether a push comes while samples run."""
         return self.midway != "wait"
-
-    def keeps_caches(self) -> bool:
-        """Returns whether samples go on through a push over what is cached of them."""
-        return self.midway == "keep"
 
     def may_be_deterministic(self) -> bool:
         """Returns whether a deterministic run may have these settings.

@@ -38,10 +38,3 @@ class TestTwoAhead(ControllerContract):
     }
     takes_stale = True
     resumes_exactly = False
-
-
-class TestKeepingCaches(ControllerContract):
-    provider = "async"
-    config: ClassVar[dict[str, Any]] = {**TestTwoAhead.config, "midway": "keep"}
-    takes_stale = True
-    resumes_exactly = False

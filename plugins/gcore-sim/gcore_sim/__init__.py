@@ -23,7 +23,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         config=config.GeneratorConfig,
         capabilities=frozenset(
             {"abort", "determinism", "logprobs", "sleep", "weights.fingerprint"}
-            | {"weights.midway", "weights.midway.keep", "weights.push"}
+            | {"weights.midway", "weights.push"}
         ),
     )
 

@@ -140,7 +140,6 @@ class AheadJob:
     prompts: groups that a step trains on.
     ahead, age: see ``gcore_core.controllers.window.deadlines``.
     waits: whether a push waits for samples that run; else they go on and are read again.
-    keeps: those that go on are not read again.
     profile: the engine of a replica.
     trainer: what training takes.
     push_s: seconds of a push.
@@ -156,7 +155,6 @@ class AheadJob:
     ahead: int = 1
     age: int = 4
     waits: bool = True
-    keeps: bool = False
     profile: Profile | EngineProfile = field(default_factory=Profile)
     trainer: TrainerPace = field(default_factory=TrainerPace)
     push_s: float = 0.0
@@ -283,13 +281,10 @@ class _Engine:
         """The number of samples that it has, those that wait for a place included."""
         return self._batch.running + self._batch.waiting
 
-    def pause(self, now_s: float, until_s: float, *, keeps: bool = False) -> None:
-        """Takes a push, and reads what runs again, unless it keeps what is cached."""
+    def pause(self, now_s: float, until_s: float) -> None:
+        """Takes a push, and reads what runs again."""
         self._play(now_s)
-        if keeps:
-            self._batch.renew_prompts()
-        else:
-            self._batch.forget_cache()
+        self._batch.forget_cache()
         self._now_s = max(self._now_s, until_s)
         self._foresee()
 
@@ -773,7 +768,7 @@ class _Run:
         """Pushes to all engines; meanwhile none of them samples."""
         self._marks["drained"] = self._now_s
         for engine in self._engines:
-            engine.pause(self._now_s, self._now_s + self._job.push_s, keeps=self._job.keeps)
+            engine.pause(self._now_s, self._now_s + self._job.push_s)
         self._after(self._job.push_s, self._end_step)
 
     def _end_step(self) -> None:

@@ -218,7 +218,6 @@ def _job(args: argparse.Namespace, measured: MeasuredRun) -> AheadJob:
         ahead=ahead,
         age=age,
         waits=midway == "wait",
-        keeps=midway == "keep",
         profile=_changed(measured.profile, args.profile),
         trainer=measured.trainer,
         push_s=measured.push_s,
@@ -319,9 +318,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ahead", type=int, help="steps of lead (of the run, or 1)")
     parser.add_argument("--age", type=int, help="bound of the age (of the run, or 4)")
-    parser.add_argument(
-        "--midway", choices=("wait", "recompute", "keep"), help="(of the run, or wait)"
-    )
+    parser.add_argument("--midway", choices=("wait", "recompute"), help="(of the run, or wait)")
     parser.add_argument("--steps", type=int, default=12, help="that count (12)")
     parser.add_argument("--shards", type=int, default=1, help="controllers (1)")
     parser.add_argument(

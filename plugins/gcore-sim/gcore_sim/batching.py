@@ -19,13 +19,13 @@ Key = tuple[int, int]  # ordinal, sample
 class _Sequence:
     """A sequence that runs.
 
-    group: the ordinal of its prompt, and the weights that have read it, see ``renew_prompts``.
+    group: the ordinal of its prompt.
     cached: tokens in the cache before its first token.
     begun: the batch's count of decoding steps at its first token.
     end: the batch's count of decoding steps after its last token.
     """
 
-    group: tuple[int, int]
+    group: int
     cached: int
     begun: int
     end: int
@@ -63,8 +63,7 @@ class ContinuousBatch:
         # A heap of (end, order of admission, key). An entry whose sequence was removed stays until
         # it comes up.
         self._ends: list[tuple[int, int, Key]] = []
-        self._groups: Counter[tuple[int, int]] = Counter()
-        self._renewals = 0
+        self._groups: Counter[int] = Counter()
         self._steps = 0  # decoding steps so far
         # Every running sequence grows by one token a step, so `cached` is `_offset` + running *
         # `_steps`, and a step need not touch each sequence.
@@ -120,19 +119,12 @@ class ContinuousBatch:
         for key, sequence in list(self._running.items()):
             sampled = self._steps - sequence.begun
             waiting_again[key] = _Waiting(
-                sequence.group[0], sequence.cached + sampled, sequence.end - self._steps
+                sequence.group, sequence.cached + sampled, sequence.end - self._steps
             )
             self._leave(key)
             self._sampled[key] += sampled
         self._waiting = {**waiting_again, **self._waiting}
         self._prefill_s = 0.0
-
-    def renew_prompts(self) -> None:
-        """Has sequences that are admitted from now on read their prompts anew.
-
-        Running ones keep what is cached of them.
-        """
-        self._renewals += 1
 
     def advance(self, limit_s: float) -> tuple[float, list[Key]]:
         """Goes on until the next sequence ends, or for about ``limit_s``.
@@ -185,13 +177,12 @@ class ContinuousBatch:
                 return
             del self._waiting[key]
             # A prompt that another running sequence of its group has in the cache costs nothing.
-            group = new.group, self._renewals
-            is_cached = self._prefix_cache and self._groups[group] and not self._sampled[key]
+            is_cached = self._prefix_cache and self._groups[new.group] and not self._sampled[key]
             self._prefill_s += 0.0 if is_cached else profile.prefill_s * new.cached
             self._running[key] = _Sequence(
-                group, new.cached, self._steps, self._steps + new.remaining
+                new.group, new.cached, self._steps, self._steps + new.remaining
             )
-            self._groups[group] += 1
+            self._groups[new.group] += 1
             self._offset += new.cached - self._steps
             self._order += 1
             heapq.heappush(self._ends, (self._steps + new.remaining, self._order, key))

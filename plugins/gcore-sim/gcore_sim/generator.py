@@ -210,18 +210,14 @@ class SimGenerator:
     def commit_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.commit_weights``; running answers go on under the new weights.
 
-        What they have so far is read again, as an engine reads it whose cache was of the old ones,
-        unless the plan keeps it.
+        What they have so far is read again, as an engine reads it whose cache was of the old ones.
         """
         # What the old version has sampled of each answer becomes a part of its past.
         for key, sample in self._samples.items():
             sampled = self._batch.done(key)
             if sampled > (sample.past[-1][0] if sample.past else 0):
                 sample.past.append((sampled, self.version, self._table))
-        if plan.keeps:
-            self._batch.renew_prompts()
-        else:
-            self._batch.forget_cache()
+        self._batch.forget_cache()
         self._table = table_of(b"".join(self._incoming[spec.name] for spec in weight_specs()))
         self.version = plan.version
 

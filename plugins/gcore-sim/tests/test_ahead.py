@@ -113,21 +113,6 @@ def test_what_runs_through_a_push_is_read_again() -> None:
     assert mean_seconds(read[3:-3], 0) > mean_seconds(free[3:-3], 0)
 
 
-def test_what_goes_on_over_kept_caches_is_not_read_again() -> None:
-    """Prompts alone are read: a step takes less by what answers have so far at a push."""
-    read, kept, free = (
-        simulate_ahead(
-            job(5.0, ahead=2, age=4, waits=False, keeps=keeps, engine={"prefill_s": prefill_s}),
-            Layout(1, 1),
-            Constant(1000),
-            10,
-        )
-        for keeps, prefill_s in ((False, 0.001), (True, 0.001), (True, 0.0))
-    )
-    seconds = [mean_seconds(steps[3:-3], 0) for steps in (free, kept, read)]
-    assert seconds[0] < seconds[1] < seconds[2] - 1.0
-
-
 @pytest.mark.parametrize(("ahead", "age"), [(1, 1), (1, 4), (2, 4)])
 def test_no_record_is_older_than_its_bound_and_no_step_shorter_than_its_work(
     ahead: int, age: int
@@ -566,10 +551,9 @@ def test_a_run_without_a_step_is_refused(
     assert "the run has finished no step that trained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("midway", ["recompute", "keep"])
 @pytest.mark.slow
 def test_a_run_on_virtual_time_takes_what_was_simulated(
-    midway: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_job: Callable[..., Path]
 ) -> None:
     """The real program, with its messages, against the simulation: within 3% of all its steps."""
     monkeypatch.chdir(tmp_path)
@@ -588,7 +572,13 @@ def test_a_run_on_virtual_time_takes_what_was_simulated(
         run={"steps": steps, "seed": 0},
         controller={
             "use": "async",
-            "config": {"prompts": 8, "minibatches": 1, "ahead": 1, "age": 3, "midway": midway},
+            "config": {
+                "prompts": 8,
+                "minibatches": 1,
+                "ahead": 1,
+                "age": 3,
+                "midway": "recompute",
+            },
         },
         data={"config": {"rows": 70, "prompt_tokens": [50], "answer_tokens": lengths}},
         objective={"use": "algorithms/ppo_clip", "config": {"old_logprobs": "rollout"}},
@@ -607,7 +597,6 @@ def test_a_run_on_virtual_time_takes_what_was_simulated(
             ahead=1,
             age=3,
             waits=False,
-            keeps=midway == "keep",
             profile=profile,
             trainer=TrainerPace(record_s=2.0),
             push_s=PUSH_S,

@@ -96,21 +96,6 @@ def test_sequences_are_prefilled_again_with_their_tokens_after_sleep() -> None:
     assert drained(batch, 1e9) == [((0, 0), pytest.approx(1.03 + 7))]
 
 
-def test_prompts_are_read_anew_behind_a_push_that_keeps_what_runs() -> None:
-    """The second sample of a prompt reads it, the third finds it, and the first reads nothing."""
-    batch = ContinuousBatch(
-        EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0.01), prefix_cache=True
-    )
-    batch.add((0, 0), 100, 10)
-    assert batch.advance(4.5)[0] == pytest.approx(1 + 3)
-    batch.renew_prompts()
-    batch.add((0, 1), 100, 7)
-    batch.add((0, 2), 100, 7)
-    ends = drained(batch, 1e9)
-    assert sorted(key for key, _ in ends) == [(0, 0), (0, 1), (0, 2)]
-    assert [at_s for _, at_s in ends] == [pytest.approx(1 + 7)] * 3
-
-
 def test_a_removed_sequence_does_not_affect_one_with_the_same_key() -> None:
     batch = ContinuousBatch(
         EngineProfile(base_s=1, running_s=0, cached_s=0, prefill_s=0), prefix_cache=True

@@ -72,7 +72,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         capabilities=frozenset(
             {"abort", "continues", "continues.exact", "determinism", "images", "logprobs"}
             | {"routing", "sleep", "weights.adapter", "weights.device", "weights.fingerprint"}
-            | {"weights.midway", "weights.midway.keep", "weights.push"}
+            | {"weights.midway", "weights.push"}
         ),
         needs=_NEEDS,
         preload=_PRELOAD,

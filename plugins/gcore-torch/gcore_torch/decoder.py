@@ -90,10 +90,7 @@ class Decoder(Protocol):
         """
 
     def take_weights(self) -> None:
-        """Takes the model's weights again: when they are back in memory, or others have come.
-
-        Rows and their cache stay as they are.
-        """
+        """Takes the model's weights again: when they are back in memory, or others have come."""
 
 
 class FusedDecoder:

@@ -112,8 +112,6 @@ class _Rows:
     seed: uint64[capacity].
     greedy: bool[capacity].
     version: int64[capacity], of the weights that sampled the first action.
-    kept: bool[capacity], whether older weights than those that sample now have read a part of what
-        is cached.
     sampled_by: of each running sample, the versions that sampled its actions.
     routing: of each running sample the experts of what was read of it so far, in pieces [T, L, k];
         empty lists unless the model has experts.
@@ -130,7 +128,6 @@ class _Rows:
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
         self.version = np.zeros(capacity, np.int64)
-        self.kept = np.zeros(capacity, np.bool_)
         self.sampled_by: list[SampledBy] = []
         self.routing: list[list[np.ndarray]] = []
 
@@ -143,7 +140,6 @@ class _Rows:
         self.seed[fresh] = [row.request.seed & _SEED_MASK for row in rows]
         self.greedy[fresh] = [row.request.greedy for row in rows]
         self.version[fresh] = version
-        self.kept[fresh] = False
         self.waiting += rows
         self.sampled_by += [SampledBy() for _ in rows]
         self.routing += [[] for _ in rows]
@@ -183,7 +179,6 @@ class _Rows:
             self.seed,
             self.greedy,
             self.version,
-            self.kept,
         ):
             column[to] = column[source]
         self.waiting = [self.waiting[i] for i in order.tolist()]
@@ -255,8 +250,6 @@ class TorchGenerator:
             align(self._model)
             self._steady = SteadyScorer(self._model, self._device, context.role)
         self._held: list[Finished] = []  # finished samples that are not scored yet
-        # keys of samples that ended over kept caches, which no forward pass can score
-        self._over_kept = set[tuple[int, int]]()
         self._products = Products(may_pack=not context.deterministic)
         self._usual = self._make_decoder()  # decodes any sample
         self._sampler = self._make_sampler() if self._device.type == "cuda" else None
@@ -346,7 +339,6 @@ class TorchGenerator:
         the context, or is to continue an answer that has ended, comes back from the next ``step``
         as failed.
         """
-        self._over_kept -= {(request.ordinal, request.sample) for request in requests}
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
 
@@ -423,18 +415,11 @@ class TorchGenerator:
     def _score(self, ended: Sequence[Finished]) -> None:
         """Gives samples of a steady run the log-probs of the trainer's own forward pass.
 
-        Actions that older weights sampled keep the log-probs of those, and samples over kept caches
-        keep all that they have.
+        Actions that older weights sampled keep the log-probs of those.
         """
         if self._steady is None:
             return
-        counts = []
-        for one in ended:
-            key = (one.request.ordinal, one.request.sample)
-            is_over_kept = key in self._over_kept
-            self._over_kept.discard(key)
-            actions = len(one.columns["action_ids"])
-            counts.append(actions if is_over_kept else _older(one.columns, self.version))
+        counts = [_older(one.columns, self.version) for one in ended]
         self._steady.rescore([one.columns for one in ended], counts)
 
     def _score_all(self) -> None:
@@ -447,16 +432,13 @@ class TorchGenerator:
     def _score_running(self) -> None:
         """Gives what running samples of a steady run have so far the trainer's log-probs.
 
-        Actions that older weights sampled keep the log-probs of those, and rows over kept caches
-        keep all that they have.
+        Actions that older weights sampled keep the log-probs of those.
         """
         rows = self._rows
         if self._steady is None or self._decoder is self._exact or not rows.count:
             return
         columns = self._columns(np.arange(rows.count))
         older = rows.begun[: rows.count] + [by.older for by in rows.sampled_by]
-        so_far = rows.begun[: rows.count] + rows.length[: rows.count]
-        older = np.where(rows.kept[: rows.count], so_far, older)
         self._steady.rescore(columns, older.tolist())
         for row, scored in enumerate(columns):
             rows.logp[row, : rows.length[row]] = scored["logp"][len(rows.waiting[row].begun) :]
@@ -519,7 +501,6 @@ class TorchGenerator:
             return logits
         # the weights are new or the cache was dropped: prompts and actions so far are read again
         self._stale = False
-        rows.kept[: rows.count] = False
         self._decoder.clear()
         # The exact decoder has the trainer's bits only where it reads nothing but prompts.
         self._decoder = self._usual
@@ -560,9 +541,8 @@ class TorchGenerator:
             allowed=self._allowed,
         )
         if self._steady is not None and not is_exact:
-            # where rounding may have decided: drawn again, from the trainer's own forward pass;
-            # that one reads all anew, so it is not for rows over kept caches
-            near = (margins < NEAR).numpy() & ~rows.kept[: rows.count]
+            # where rounding may have decided: drawn again, from the trainer's own forward pass
+            near = (margins < NEAR).numpy()
             for row in near.nonzero()[0].tolist():
                 tokens[row], logp[row], _ = choose(
                     self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
@@ -620,8 +600,6 @@ class TorchGenerator:
         """Makes the result of one row; its versions are those of its first and last action."""
         versions = (int(self._rows.version[row]), self.version)
         waiting = self._rows.waiting[row]
-        if self._steady is not None and self._rows.kept[row]:
-            self._over_kept.add((waiting.request.ordinal, waiting.request.sample))
         return Finished(
             request=waiting.request,
             status=status,
@@ -758,8 +736,7 @@ class TorchGenerator:
     def commit_weights(self, plan: WeightPlan) -> None:
         """Ends a push; see ``ReceivesWeights.commit_weights``.
 
-        Running samples go on under the new weights. The next step reads them again, unless the plan
-        keeps what is cached of them.
+        Running samples go on under the new weights. The next step reads them again.
         """
         self._inbox.complete()
         self._products.forget()
@@ -768,10 +745,8 @@ class TorchGenerator:
         self._adapter.commit()
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
-        # what an earlier push or a sleep has dropped cannot be kept
-        self._stale = self._rows.count > 0 and (self._stale or not plan.keeps)
+        self._stale = self._rows.count > 0
         if not self._stale:
-            self._rows.kept[: self._rows.count] = True
             for decoder in self._decoders():
                 decoder.take_weights()
         self._rows.pushed(self.version)

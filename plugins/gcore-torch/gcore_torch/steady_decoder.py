@@ -90,7 +90,8 @@ class SteadyDecoder:
         """See ``Decoder.prefill``. Raises ValueError while rows run, or for too many."""
         if self.rows or sum(repeats) > self._capacity:
             raise ValueError(f"{sum(repeats)} rows beside {self.rows}, of {self._capacity}")
-        self._put_together()
+        layers = self._model.model.layers
+        self._weights = [flat.LayerWeights.of(layer, self._size) for layer in layers]
         self._width = steady_width(max(map(len, prompts)))
         self._actions = 0
         self._cache_rows = max(self._cache_rows, sum(repeats))
@@ -207,13 +208,7 @@ class SteadyDecoder:
             self._weights = []
 
     def take_weights(self) -> None:
-        """See ``Decoder.take_weights``. Weights are put together for each batch of rows anew."""
-        if self.rows:
-            self._put_together()
-
-    def _put_together(self) -> None:
-        layers = self._model.model.layers
-        self._weights = [flat.LayerWeights.of(layer, self._size) for layer in layers]
+        """Does nothing: weights are put together for each batch of rows."""
 
 
 def of_enough_queries(queries: Tensor, matrices: Tensor) -> Tensor:

@@ -214,17 +214,15 @@ def test_aborted_samples_keep_what_they_have(
 
 
 def plan_of(
-    generator: Any, arrays: dict[str, np.ndarray], version: int, keeps: bool = False
+    generator: Any, arrays: dict[str, np.ndarray], version: int
 ) -> tuple[WeightPlan, list[Any]]:
     specs = generator.weight_specs()
-    plan = WeightPlan(version, specs, keeps=keeps)
+    plan = WeightPlan(version, specs)
     return plan, [(spec, arrays[spec.name]) for spec in specs]
 
 
-def push(
-    generator: Any, arrays: dict[str, np.ndarray], version: int, *, keeps: bool = False
-) -> None:
-    plan, tensors = plan_of(generator, arrays, version, keeps)
+def push(generator: Any, arrays: dict[str, np.ndarray], version: int) -> None:
+    plan, tensors = plan_of(generator, arrays, version)
     generator.begin_weights(plan)
     generator.load_weights(tensors[:3])
     generator.load_weights(tensors[3:])
@@ -278,100 +276,6 @@ def test_samples_running_during_a_push_continue_with_the_new_weights(
         np.testing.assert_allclose(record.columns["logp"][:2], old[:2], atol=5e-5)
         np.testing.assert_allclose(record.columns["logp"][2:], new[2:], atol=5e-5)
         assert record.columns["version"].tolist() == [0, 0] + [7] * (len(old) - 2)
-
-
-def logp_over_caches(record: Finished, parts: list[tuple[Path, int]]) -> np.ndarray:
-    """Computes log-probs of a record's actions with transformers, over a cache that nothing drops.
-
-    parts: model directories in turn, each with how many actions there were when its weights went;
-        of the last one all. What was sampled last is not in the cache yet.
-    """
-    prompt = record.columns["prompt_ids"].tolist()
-    actions = record.columns["action_ids"].tolist()
-    ids = torch.tensor([prompt + actions[:-1]])
-    logits = []
-    cache, first = None, 0
-    for directory, count in parts:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        end = len(prompt) + count - 1
-        with torch.no_grad():
-            out = model(ids[:, first:end], past_key_values=cache, use_cache=True)
-        cache, first = out.past_key_values, end
-        logits.append(out.logits[0])
-    table = torch.cat(logits)[len(prompt) - 1 :].log_softmax(-1)
-    return table[torch.arange(len(actions)), torch.tensor(actions)].numpy()
-
-
-@pytest.mark.parametrize(
-    ("family", "decoder", "deterministic"),
-    [
-        ("llama", "fused", False),
-        ("qwen2", "fused", False),
-        ("llama", "transformers", False),
-        ("llama", "fused", True),
-        ("llama", "transformers", True),
-    ],
-)
-def test_kept_caches_are_those_of_the_weights_that_read_them(
-    family: str,
-    decoder: str,
-    deterministic: bool,
-    open_generator: Any,
-    model_dirs: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Two pushes cut samples, and nothing is read again: not even to draw a token that is near an
-    edge, as deterministic generators do.
-    """
-    monkeypatch.setattr("gcore_torch.generator.NEAR", 1.0)
-    tiny.save_model(tmp_path, family, seed=5)
-    other = TorchGenerator(TorchGeneratorConfig(), tiny.make_context(tmp_path))
-    generator = open_generator(family, decoder=decoder, deterministic=deterministic)
-    old = weights_of(generator)
-    generator.submit(tiny.make_requests(samples=6))
-    ended = [*generator.step(), *generator.step()]
-    push(generator, weights_of(other), 7, keeps=True)
-    reads: list[int] = []
-    prefill = generator._decoder.prefill
-    monkeypatch.setattr(
-        generator._decoder, "prefill", lambda *args: reads.append(1) or prefill(*args)
-    )
-    ended += generator.step()
-    push(generator, old, 8, keeps=True)
-    ended += tiny.drain(generator)
-    first, second = model_dirs[family], tmp_path
-    cut = 0
-    for record in ended:
-        count = len(record.columns["action_ids"])
-        if record.versions != (0, 8) or count < 4:
-            continue
-        expected = logp_over_caches(record, [(first, 2), (second, 3), (first, count)])
-        np.testing.assert_allclose(record.columns["logp"], expected, atol=1e-5)
-        whole = reference_logp(first, record)[3:].numpy()
-        assert abs(expected[3:] - whole).max() > 1e-3, "the cache makes no difference here"
-        assert record.columns["version"].tolist() == [0, 0, 7] + [8] * (count - 3)
-        cut += 1
-    assert cut >= 6
-    assert not reads
-
-
-def test_a_sleep_has_kept_caches_read_again(open_generator: Any, tmp_path: Path) -> None:
-    """It drops them, so that all that follows is of the weights that woke."""
-    tiny.save_model(tmp_path, "llama", seed=5)
-    other = TorchGenerator(TorchGeneratorConfig(), tiny.make_context(tmp_path))
-    generator = open_generator()
-    generator.submit(tiny.make_requests(samples=6))
-    ended = [*generator.step(), *generator.step()]
-    generator.sleep()
-    generator.wake()
-    push(generator, weights_of(other), 7, keeps=True)
-    ended += tiny.drain(generator)
-    cut = [record for record in ended if record.versions == (0, 7)]
-    for record in cut:
-        new = reference_logp(tmp_path, record)
-        np.testing.assert_allclose(record.columns["logp"][2:], new[2:], atol=5e-5)
-    assert cut
 
 
 def test_each_sample_keeps_its_own_versions_when_others_join_and_leave(

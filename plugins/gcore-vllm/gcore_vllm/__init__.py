@@ -27,7 +27,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
         capabilities=frozenset({"abort", "images", "logprobs", "weights.adapter"})
-        | {"weights.device", "weights.midway", "weights.midway.keep", "weights.push"},
+        | {"weights.device", "weights.midway", "weights.push"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -39,7 +39,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         config=VllmGeneratorConfig,
         capabilities=frozenset(
             {"abort", "images", "logprobs", "sleep", "weights.adapter"}
-            | {"weights.device", "weights.midway", "weights.midway.keep", "weights.push"}
+            | {"weights.device", "weights.midway", "weights.push"}
         ),
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",

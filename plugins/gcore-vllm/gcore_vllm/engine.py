@@ -89,7 +89,6 @@ class VllmGenerator:
         self._running: dict[str, _Running] = {}
         self._ended: list[Finished] = []
         self._count = 0
-        self._pushes = 0  # that were committed
         self._inbox = WeightInbox(context.role, shapes)
         never = ids_without_token(self._tokenizer, files.embedded, self._ends)
         if config.top_p < 1 or config.top_k or never:
@@ -111,10 +110,6 @@ class VllmGenerator:
             self._encoder, requests, self._context_length, self.version, self._reader
         )
         self._ended += failed
-        self._add(fitting)
-
-    def _add(self, fitting: Sequence[Ready]) -> None:
-        """Gives samples to vLLM."""
         prompts: dict[int, dict[str, Any]] = {}
         for ready in fitting:
             name = str(self._count)
@@ -129,16 +124,10 @@ class VllmGenerator:
             self._running[name] = _Running(ready, engine_id)
 
     def _prompt(self, ready: Ready) -> dict[str, Any]:
-        """Returns the prompt as vLLM takes it.
-
-        What vLLM caches of it is found only by samples that are asked for under the same weights:
-        its salt is the number of pushes before.
-        """
+        """Returns the prompt as vLLM takes it."""
         if ready.images is not None:
-            prompt = self._showing.input(ready.prompt, ready.images)
-        else:
-            prompt = {"type": "token", "prompt_token_ids": ready.prompt.tolist()}
-        return prompt | {"cache_salt": str(self._pushes)}
+            return self._showing.input(ready.prompt, ready.images)
+        return {"type": "token", "prompt_token_ids": ready.prompt.tolist()}
 
     def _parameters(self, request: SampleRequest, room: int) -> Any:
         """Returns vLLM's sampling parameters of a request.
@@ -172,13 +161,11 @@ class VllmGenerator:
         if self._running:
             if self._engine.has_unfinished_requests():  # else no step brings these samples further
                 self._progress()
-            finished += self._step()
+            ended = [output for output in self._engine.step() if output.finished]
+            finished += self._finish(
+                [(self._running.pop(o.request_id), o.outputs[0]) for o in ended]
+            )
         return finished
-
-    def _step(self) -> list[Finished]:
-        """Makes one step of vLLM's scheduler while nothing is scored."""
-        ended = [output for output in self._engine.step() if output.finished]
-        return self._finish([(self._running.pop(o.request_id), o.outputs[0]) for o in ended])
 
     def _finish(self, ended: Sequence[tuple[_Running, Any]]) -> list[Finished]:
         """Makes the results of requests that ended.
@@ -300,7 +287,7 @@ class VllmGenerator:
         self._count += len(records)
         for name, place in names.items():
             ids = [*records[place]["prompt_ids"].tolist(), *records[place]["action_ids"].tolist()]
-            prompt = {"type": "token", "prompt_token_ids": ids, "cache_salt": str(self._pushes)}
+            prompt = {"type": "token", "prompt_token_ids": ids}
             self._engine.add_request(name, prompt, parameters, lora_request=self._adapter)
         found: dict[int, np.ndarray] = {}
         while len(found) < len(records):
@@ -334,8 +321,6 @@ class VllmGenerator:
 
         The tensors must be those of the model directory; their dtypes may differ.
         """
-        if plan.keeps:
-            self._end_batches()
         expected = self._pushed.begin(plan) if self._pushed is not None else None
         self._inbox.begin(plan, expected)
         if expected is None:
@@ -353,9 +338,9 @@ class VllmGenerator:
     def commit_weights(self, plan: WeightPlan) -> None:
         """See ``ReceivesWeights.commit_weights``.
 
-        Prompts and actions of samples that run are read again under the new weights, unless the
-        plan keeps what is cached of them. Raises a mismatch when vLLM loaded nothing into one of
-        its parameters, or keeps cached keys and values that it was to drop.
+        Prompts and actions of samples that run are read again under the new weights. Raises a
+        mismatch when vLLM loaded nothing into one of its parameters, or keeps cached keys and
+        values.
         """
         self._inbox.complete()
         if self._pushed is None or self._pushed.opened is None:
@@ -364,39 +349,10 @@ class VllmGenerator:
             self._pushed.write()
             if not self._engine.add_lora(self._pushed.request(in_place=True)):
                 raise self._inbox.mismatch("vLLM did not load the adapter.")
-        self._pushes += 1
-        if plan.keeps:
-            self._begin_anew()
-        else:
-            self._forget_cache()
+        self._forget_cache()
         for running in self._running.values():
             running.sampled_by.pushed(self._actions(running), self.version)
         self._inbox.commit(plan.version)
-
-    def _end_batches(self) -> None:
-        """Waits for what vLLM computes ahead of its steps, which is of the weights that go.
-
-        Only with asynchronous scheduling there is some. A push that drops caches has vLLM drop it.
-        """
-        core = self._engine.engine_core.engine_core
-        core.pause_scheduler("keep", clear_cache=False)
-        try:
-            while core.batch_queue:
-                self._ended += self._step()
-        finally:
-            core.resume_scheduler()
-
-    def _begin_anew(self) -> None:
-        """Has samples without actions read their prompts under the new weights.
-
-        Others go on over their blocks. Nobody else finds these, since their salt is older.
-        """
-        names = [name for name, running in self._running.items() if not self._actions(running)]
-        unbegun = [self._running.pop(name) for name in names]
-        self._engine.abort_request([running.engine_id for running in unbegun], internal=True)
-        if self._reader is not None:
-            self._engine.reset_encoder_cache()
-        self._add([running.ready for running in unbegun])
 
     def _commit_whole(self) -> None:
         """Has vLLM take whole weights into use; see ``commit_weights``."""

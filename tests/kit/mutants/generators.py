@@ -25,13 +25,11 @@ _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
 
 
 _FAKE = next(iter(fake.gcore_generators()))
-#: Without what ``CleanCaching`` and its mutants claim.
-_CAN = _FAKE.capabilities - {"weights.midway.keep"}
 
 
 class Clean(GeneratorContract):
     provider = _FAKE
-    capabilities = _CAN
+    capabilities = _FAKE.capabilities
     caught_by: ClassVar[tuple[str, ...]] = ()
     Backend: ClassVar[type[FakeGenerator]] = FakeGenerator
 
@@ -711,7 +709,7 @@ def routed(record: Finished, tokens: int) -> Finished:
 
 
 class CleanRouting(Clean):
-    capabilities = _CAN | {"routing"}
+    capabilities = _FAKE.capabilities | {"routing"}
 
     class Backend(FakeGenerator):
         """Says of each token that was read which experts computed it."""
@@ -882,6 +880,23 @@ class NamesVersionsAnActionLate(Clean):
             return with_columns(ended, version=np.concatenate([column[:1], column[:-1]]))
 
 
+class NamesVersionsAnActionEarly(Clean):
+    """The last action before a cut counts as one of the newer weights."""
+
+    caught_by = (
+        _CUT,
+        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
+    )
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            ended = super()._finished(request, letters, status)
+            column = ended.columns.get(VERSION)
+            if column is None or column[0] != column[1]:  # the first action would say it, too
+                return ended
+            return with_columns(ended, version=np.concatenate([column[1:], column[-1:]]))
+
+
 class ForgetsTheVersionBetween(Clean):
     """Of three versions the one in the middle is left out: it keeps but the first and the last."""
 
@@ -897,13 +912,7 @@ class ForgetsTheVersionBetween(Clean):
             return with_columns(ended, version=np.where(column == first, first, last).astype("i4"))
 
 
-# -- pushes that keep caches -----------------------------------------------------------------------
-
-
-class CleanKeeping(Clean):
-    """The fake has nothing cached, so it may claim that it keeps that."""
-
-    capabilities = _FAKE.capabilities
+# -- caches of what was read -----------------------------------------------------------------------
 
 
 class Caching(FakeGenerator):
@@ -979,8 +988,7 @@ class Caching(FakeGenerator):
 
     def commit_weights(self, plan: WeightPlan) -> None:
         super().commit_weights(plan)
-        if not plan.keeps:
-            self._caches.clear()
+        self._caches.clear()
 
 
 def _sum(reads: Sequence[np.ndarray]) -> np.ndarray:
@@ -992,50 +1000,14 @@ def _sum(reads: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(total / np.float32(max(1, len(reads)) ** 0.5), np.float32)
 
 
-class CleanCaching(CleanKeeping):
+class CleanCaching(Clean):
     Backend: ClassVar[type[FakeGenerator]] = Caching
 
 
-class LosesWhatItKeeps(CleanCaching):
-    """A push leaves places in the cache, and nothing in them."""
+class KeepsCaches(CleanCaching):
+    """Samples go on through a push over what older weights have read."""
 
-    caught_by = ("test_the_same_weights_over_kept_caches_change_nothing",)
-
-    class Backend(Caching):
-        def commit_weights(self, plan: WeightPlan) -> None:
-            super().commit_weights(plan)
-            for cache in self._caches.values():
-                cache[:] = [np.zeros_like(read) for read in cache]
-
-
-class GoesOnWithTheOldWeights(CleanCaching):
-    """What runs at a push that keeps caches keeps the old weights as well."""
-
-    caught_by = ("test_over_kept_caches_the_new_weights_sample",)
-
-    class Backend(Caching):
-        def _next_logits(
-            self, key: tuple[int, int], request: SampleRequest, letters: list[int]
-        ) -> np.ndarray:
-            self._held = getattr(self, "_held", {})
-            if not letters or key not in self._held:
-                self._held[key] = self._logits
-            self._logits = self._held[key]
-            return super()._next_logits(key, request, letters)
-
-        def commit_weights(self, plan: WeightPlan) -> None:
-            super().commit_weights(plan)
-            if not plan.keeps:
-                self._held = {}
-
-        def sleep(self) -> None:
-            super().sleep()
-            self._held = {}
-
-
-class KeepsCachesUnasked(CleanCaching):
     caught_by = (
-        "test_a_push_that_keeps_nothing_has_kept_caches_read_again",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_two_pushes_cut_a_sample_twice",
         "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
@@ -1044,71 +1016,23 @@ class KeepsCachesUnasked(CleanCaching):
 
     class Backend(Caching):
         def commit_weights(self, plan: WeightPlan) -> None:
-            super().commit_weights(WeightPlan(plan.version, plan.tensors, keeps=True))
+            FakeGenerator.commit_weights(self, plan)
 
 
-class SharesWhatOlderWeightsHaveRead(CleanCaching):
-    """A new sample takes what a running one of the same prompt has cached."""
+class KeepsWhatItHasReadOfPrompts(CleanCaching):
+    """A new sample takes what an earlier one has read of a long prompt, under whatever weights."""
 
     caught_by = ("test_new_samples_use_nothing_that_older_weights_have_cached",)
 
     class Backend(Caching):
-        def submit(self, requests: Sequence[SampleRequest]) -> None:
-            for request in requests:
-                prompt = request.prompt
-                for key, (other, _) in self._running.items():
-                    if other.prompt == prompt and (cache := self._caches.get(key)):
-                        count = len(prompt.text or "")
-                        self._caches[request.ordinal, request.sample] = cache[:count]
-            super().submit(requests)
-
-
-class KeepsPromptsOfSamplesWithoutActions(CleanCaching):
-    """It reads prompts as soon as they are asked for."""
-
-    caught_by = (
-        "test_samples_without_actions_keep_nothing",
-        "test_new_samples_use_nothing_that_older_weights_have_cached",
-    )
-
-    class Backend(Caching):
-        def submit(self, requests: Sequence[SampleRequest]) -> None:
-            super().submit(requests)
-            for request in requests:
-                self._next_logits((request.ordinal, request.sample), request, [])
-
-
-class NamesVersionsOfKeptSamplesLate(CleanCaching):
-    """The first action behind a cut counts as one of the older weights."""
-
-    caught_by = (
-        "test_over_kept_caches_the_new_weights_sample",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-        _CUT,
-    )
-
-    class Backend(Caching):
-        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
-            ended = super()._finished(request, letters, status)
-            column = ended.columns.get(VERSION)
-            if column is None or column[-2] != column[-1]:  # the last action would say it, too
-                return ended
-            return with_columns(ended, version=np.concatenate([column[:1], column[:-1]]))
-
-
-class NamesVersionsOfKeptSamplesEarly(CleanCaching):
-    """The last action before a cut counts as one of the newer weights."""
-
-    caught_by = (
-        "test_over_kept_caches_the_new_weights_sample",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-        _CUT,
-    )
-
-    class Backend(Caching):
-        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
-            ended = super()._finished(request, letters, status)
-            column = ended.columns.get(VERSION)
-            if column is None or column[0] != column[1]:  # the first action would say it, too
-                return ended
-            return with_columns(ended, version=np.concatenate([column[1:], column[-1:]]))
+        def _next_logits(
+            self, key: tuple[int, int], request: SampleRequest, letters: list[int]
+        ) -> np.ndarray:
+            self._shared = getattr(self, "_shared", {})
+            prompt = request.prompt.text or ""
+            if not letters and prompt in self._shared:
+                self._caches[key] = list(self._shared[prompt])
+            logits = super()._next_logits(key, request, letters)
+            if len(prompt) >= 64:  # shorter ones fill no block
+                self._shared.setdefault(prompt, self._caches[key][: len(prompt)])
+            return logits
