@@ -103,7 +103,6 @@ def run(
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
-    problems += _lent(settings, provided, objects)
     problems += _unfinished(settings, provided, objects)
     problems += _repeated(provided, objects)
     problems += _evaluated(settings, provided)
@@ -502,10 +501,6 @@ def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) 
             )
 
 
-#: Capabilities that generators need where replicas are lent.
-_OF_LENT = ("sleep", "abort", "continues", "weights.push")
-
-
 #: Capabilities that generators need where a resumed run goes on with unfinished samples.
 _OF_UNFINISHED = ("abort", "continues")
 
@@ -556,42 +551,6 @@ def _repeated(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> I
             f"{where} sampling program {sampling.reference} draws records in waves or pieces of "
             "its own; leave the replay out."
         )
-
-
-def _lent(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """Replicas are lent by a step program that does so, and others can go on with their samples."""
-    for name, role in settings.roles.items():
-        if not role.lent:
-            continue
-        where = f"roles.{name}.lent: {role.lent}, but"
-        if name != ROLLOUT:
-            yield f"{where} only replicas of roles.{ROLLOUT} are lent; leave it out."
-            continue
-        yield from _lent_by(settings, provided, where)
-        rollout = provided[f"roles.{ROLLOUT}"]
-        lacking = [one for one in _OF_LENT if one not in rollout.spec.capabilities]
-        if lacking:
-            yield (
-                f"{where} generator {rollout.reference} has no capability {lacking[0]}: its "
-                "samples cannot go on at another replica when the trainer needs its devices; leave "
-                "it out, or take a generator such as torch."
-            )
-        count = role.slots // replica_slots(objects.get(f"roles.{ROLLOUT}"))
-        if role.lent >= count:
-            yield (
-                f"{where} roles.{ROLLOUT}.slots has {count} replicas, and at least one must have "
-                f"devices of its own; raise roles.{ROLLOUT}.slots, which counts lent replicas too."
-            )
-
-
-def _lent_by(settings: JobSettings, provided: Mapping[str, Provided], where: str) -> Iterator[str]:
-    """Yields what else of a job keeps replicas from being lent."""
-    controller = provided["controller"]
-    if not isinstance(controller.spec, ControllerProvider) or not controller.spec.lends:
-        yield f"{where} controller {controller.reference} lends none; leave it out."
-    yield from _nothing_goes_on(settings, provided, where)
 
 
 def _nothing_goes_on(

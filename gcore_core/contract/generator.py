@@ -129,8 +129,8 @@ class Generator(Protocol):
         ignored.
 
         Capability "abort". It is called before a sleep, with samples that nobody waits for. With
-        "continues" it is also called where replicas are lent, with samples that go on at another
-        replica: ``Piece.begun`` has the actions so far there, and the record joins both parts.
+        "continues" it is also called before a checkpoint, with samples that go on at any replica:
+        ``Piece.begun`` has the actions so far there, and the record joins both parts.
         """
 
     def close(self) -> None:

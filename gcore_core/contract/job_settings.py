@@ -15,7 +15,7 @@ merges nothing into a frozen one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gcore_core.contract.errors import did_you_mean
 
@@ -322,6 +322,11 @@ class Model:
 class Role(Choice):
     """One of ``roles``: a backend and where it runs."""
 
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "lent": "remove it: no trainer lends its devices; give roles.rollout slots of its own, as "
+        "many as g-core simulate --async finds best"
+    }
+
     use: str = MISSING
     """The backend."""
     slots: int = _at_least(1, default=1)
@@ -329,11 +334,6 @@ class Role(Choice):
     least: int | None = field(default=None, metadata={LIMIT: Limit(at_least=1)})
     """Replicas that stay awake where a placement policy moves devices between generators, and with
     which a run that has lost machines goes on. ``null``: 1 of a generator, all of another role.
-    """
-    lent: int = _at_least(0, default=0)
-    """Of ``rollout``: how many of its replicas, the last ones, sleep on the trainer's devices, and
-    wake while the trainer waits. ``slots`` counts them too. Only under a step program that lends,
-    such as ``async``.
     """
     follows: str | None = None
     """The role whose weights it follows; for ``rollout``, ``null`` means ``policy``."""

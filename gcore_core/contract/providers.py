@@ -173,8 +173,6 @@ class ControllerProvider(Provider):
         be right for them (``TakesStale``).
     goes_on_with_gaps: it goes on from a checkpoint in which some ordinals are consumed above others
         that are not, and takes none of them again. Without it such a checkpoint is refused.
-    lends: it wakes the replicas of ``roles.rollout.lent`` while the trainer waits, and puts them to
-        sleep before the trainer goes on. Without it such a job is refused.
     overlaps: it has generators draw while trainers work. Placement policies are told
         (``Window.overlaps``), and none may have roles take turns on a device.
 
@@ -187,7 +185,6 @@ class ControllerProvider(Provider):
     parts: frozenset[str] = PARTS
     trains_on_stale: bool = False
     goes_on_with_gaps: bool = False
-    lends: bool = False
     overlaps: bool = False
 
     def problems(self, plugin: str) -> list[str]:

@@ -57,7 +57,7 @@ CONFIG = "config.json"
 SURPLUS = "surplus"
 UNFINISHED = "unfinished"
 #: Settings of a generator role with which samples go on as they were begun.
-_FREE_OF_ROLLOUT = ("slots", "least", "lent")
+_FREE_OF_ROLLOUT = ("slots", "least")
 
 
 class Keeper:

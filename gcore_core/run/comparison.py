@@ -80,7 +80,7 @@ _NEUTRAL = (
 #: Keys that change where a run computes; whether that changes a result is the backend's promise.
 _LAYOUT = ("controller.shards", "controller.replicas", "cluster", "placement", "balance")
 _LAYOUT_WORDS = (
-    *("slots", "least", "lent", "engine", "python", "threads"),
+    *("slots", "least", "engine", "python", "threads"),
     *("device", "workers", "max_batch"),
 )
 

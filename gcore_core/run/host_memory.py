@@ -15,7 +15,6 @@ from typing import Any
 from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.run.initial_placement import Placed
 
 GIB = 2**30
@@ -72,14 +71,13 @@ def _kept_bytes(
     bytes_by_node: dict[str, Counter[str]] = {}
     unknown = []
     for role, workers in placed.workers.items():
-        ranks = range(len(workers)) if role in sleepers else placed.lent if role == ROLLOUT else ()
-        if not ranks or not keeps_weights(plan.objects[f"roles.{role}"]):
+        if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
             continue
         path = models[role].get("path")
         nbytes = _weights_bytes(path)
         if path and not nbytes:
             unknown.append(role)
-        for devices in (workers[rank] for rank in ranks):
+        for devices in workers:
             bytes_by_node.setdefault(node_of[devices[0]], Counter())[role] += nbytes
     return bytes_by_node, unknown
 

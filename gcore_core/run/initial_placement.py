@@ -17,7 +17,7 @@ from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build, import_attribute
-from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Launcher, NodeFacts
 from gcore_core.contract.metering import Meter
 from gcore_core.contract.placement import (
@@ -47,7 +47,6 @@ class Placed:
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: generator roles whose backend can sleep.
     resting: those of ``sleeps`` that sleep while the trainer works.
-    lent: numbers of the policy's generators that sleep on the trainer's devices, until it waits.
     resting_trainers: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
@@ -61,7 +60,6 @@ class Placed:
     moves: bool = False
     sleeps: Sequence[str] = ()
     resting: Sequence[str] = ()
-    lent: Sequence[int] = ()
     resting_trainers: Sequence[str] = ()
     provider: str = ""
     meter: str = ""
@@ -192,17 +190,13 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
         for role, node in roles.items()
     }
     slots = slots or _slots(plan)
-    lent = _n_lent(plan)
-    # Lent replicas have no devices of their own, so the policy is not asked about them.
-    own = {**slots, ROLLOUT: slots[ROLLOUT] - lent * sizes[ROLLOUT]} if lent else slots
     controller = plan.provided["controller"].spec
     overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
-    window = Window(devices=_numbered(nodes), slots=own, needs=needs, overlaps=overlaps)
+    window = Window(devices=_numbered(nodes), slots=slots, needs=needs, overlaps=overlaps)
     policy: PlacementPolicy = build(plan.factory("placement"))
     provider = plan.provided["placement"].reference
     decision = ask_policy(policy, provider, None, window)
-    own_workers = _workers(decision.engines or decision.partition, needs)
-    workers = _with_lent(own_workers, lent, sizes.get(ROLLOUT, 1), window)
+    workers = _workers(decision.engines or decision.partition, needs)
     _check_within_nodes(plan, workers, needs, window.devices, nodes)
     unable = unable_to_sleep(decision, window)
     if unable:
@@ -217,31 +211,22 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
             role=unable,
         )
     sleeps = [role for role, need in needs.items() if need.sleeps and need.kind == "generator"]
-    resting = _resting(plan.settings.placement.sleep_in_training, own_workers, window, sleeps)
+    resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
     trainers = [role for role, need in needs.items() if need.sleeps and need.kind == "trainer"]
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")
     meter = meter_of(plan.objects.get("placement"), kind)
     if moves and meter:
         _try_meter(meter, nodes)
-    if moves and lent:
-        raise PlacementError(
-            f"{lent} of its replicas are lent, and {provider} moves devices between generators.",
-            where=f"roles.{ROLLOUT}.lent",
-            todo="leave lent out, or set placement.use: core/even",
-            role=ROLLOUT,
-        )
-    n_replicas = slots.get(ROLLOUT, 0) // sizes.get(ROLLOUT, 1)
     return Placed(
         workers=workers,
         nodes=tuple(nodes),
-        window=replace(window, slots=slots),
+        window=window,
         moves=moves,
         provider=provider,
         meter=meter,
         sleeps=sleeps,
         resting=resting,
-        lent=range(n_replicas - lent, n_replicas),
         resting_trainers=trainers if plan.settings.placement.sleep_in_rollout == "always" else (),
         mode=decision.mode,
         reason=decision.reason,
@@ -287,7 +272,6 @@ def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | No
     for is_generator in (True, False):
         for role, node in plan.settings.roles.items():
             least = node.least or (1 if kinds[role] == "generator" else None)
-            least = least + node.lent if least is not None else None
             if least is not None and (kinds[role] == "generator") == is_generator:
                 slots[role] = min(slots[role], least * sizes[role])
         if _fits(plan, nodes, slots):
@@ -310,39 +294,6 @@ def _fits(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int]) -> b
     except PlacementError:
         return False
     return True
-
-
-def _n_lent(plan: Plan) -> int:
-    """Returns how many replicas of the policy's generator are lent."""
-    role = plan.settings.roles.get(ROLLOUT)
-    return 0 if role is None else role.lent
-
-
-def _with_lent(
-    workers: Mapping[str, list[list[int]]], lent: int, size: int, window: Window
-) -> dict[str, list[list[int]]]:
-    """Returns the devices of each worker, with those of replicas that are lent: the trainer's.
-
-    workers: those of all others.
-    size: devices of a replica.
-    Raises PlacementError where the trainer has too few devices for them.
-    """
-    if not lent or not workers.get(ROLLOUT):
-        return dict(workers)
-    devices = list(dict.fromkeys(index for worker in workers[POLICY] for index in worker))
-    kinds = {device.kind for device in window.devices if device.index in devices}
-    if len(devices) < lent * size:
-        if kinds != {"cpu"}:  # processes share those as they like
-            raise PlacementError(
-                f"{lent} replicas are lent, of {size} devices each, and the trainer has "
-                f"{len(devices)}.",
-                where=f"roles.{ROLLOUT}.lent",
-                todo=f"lend fewer, or give roles.{POLICY} more slots",
-                role=ROLLOUT,
-            )
-        devices *= lent * size
-    replicas = [devices[i * size : (i + 1) * size] for i in range(lent)]
-    return {**workers, ROLLOUT: [*workers[ROLLOUT], *replicas]}
 
 
 def _slots(plan: Plan) -> dict[str, int]:

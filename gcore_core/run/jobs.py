@@ -279,7 +279,6 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             context=context,
             trainers=job.workers(POLICY) if _pushes(job) else [],
             aborts="abort" in job.plan.provided[f"roles.{role}"].spec.capabilities,
-            lends=role == ROLLOUT and bool(job.placed.lent),
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
@@ -390,7 +389,6 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
         learners={role: _learner(job, role) for role in learners(job.plan)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),
-        lent=list(job.placed.lent),
         resting_trainers=settings.placement.sleep_in_rollout == "always",
         last_ordinal=_last_ordinal(job),
         start_step=resumed.step if resumed else 0,

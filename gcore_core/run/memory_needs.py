@@ -123,10 +123,9 @@ def memory_needs(plan: Plan, placed: Placed, facts: Mapping[str, int]) -> Memory
         silent |= {role: answer} if isinstance(answer, str) else _unknown(role, answer)
         answers[role] = () if isinstance(answer, str) else answer
     for role in answers:
-        for rank, worker in enumerate(placed.workers.get(role, [])):
-            is_lent = role == ROLLOUT and rank in placed.lent
+        for worker in placed.workers.get(role, []):
             for device in (devices[i] for i in worker):
-                for need in _needs_on(device, role, answers, placed, is_lent):
+                for need in _needs_on(device, role, answers, placed):
                     _add(rows, device, role, need)
     held = {
         pool: {phase: _sorted(phases.get(phase, [])) for phase in PHASES}
@@ -265,20 +264,13 @@ def _unknown(role: str, needs: Sequence[MemoryNeed]) -> dict[str, str]:
 
 
 def _needs_on(
-    device: Device,
-    role: str,
-    answers: Mapping[str, Sequence[MemoryNeed]],
-    placed: Placed,
-    is_lent: bool,
+    device: Device, role: str, answers: Mapping[str, Sequence[MemoryNeed]], placed: Placed
 ) -> Iterator[MemoryNeed]:
-    """Yields what a role's worker on a device holds in each phase, awake or asleep.
-
-    is_lent: it is awake only while the trainer waits, as in a rollout of its own.
-    """
+    """Yields what a role's worker on a device holds in each phase, awake or asleep."""
     is_awake = role == _awake_there(device, role, answers, placed)
     says_asleep = any(need.phase == ASLEEP for need in answers[role])
     for phase in PHASES:
-        rests = (role in placed.resting or is_lent) and phase in ("preparation", "training")
+        rests = role in placed.resting and phase in ("preparation", "training")
         # a trainer that does not say what it keeps is counted as awake
         away = role in placed.resting_trainers and phase == "rollout" and says_asleep
         sleeping = role in placed.sleeps and (rests or not is_awake)

@@ -119,25 +119,6 @@ class SleepRequest(Message):
     release_before: int = 0
 
 
-class WakeRequest(Message):
-    """Asks a replica to wake.
-
-    least: the oldest weights that it may have then. Where those that it slept with are older, it
-        has a push of its own.
-    """
-
-    least: int = 0
-
-
-class GiveBack(Message):
-    """Asks a replica for unfinished samples, for another one to go on with them.
-
-    share: of the samples that run, more than 0 and at most 1.
-    """
-
-    share: float
-
-
 class WakeReply(Message):
     version: int  # of the weights it holds
 
@@ -202,8 +183,8 @@ class AnswerItem(Message):
 GENERATE = StreamEndpoint("generate", GenerateRequest, list[Header], Wait.WORK)
 SCORE = Endpoint("score", ScoreRequest, list[RecordScore], Wait.WORK)
 SLEEP = Endpoint("sleep", SleepRequest, Nothing, Wait.MOVE)
-WAKE = Endpoint("wake", WakeRequest, WakeReply, Wait.MOVE)
-GIVE_BACK = Endpoint("give_back", GiveBack, Nothing, Wait.WORK)
+WAKE = Endpoint("wake", Nothing, WakeReply, Wait.MOVE)
+GIVE_BACK = Endpoint("give_back", Nothing, Nothing, Wait.WORK)
 ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 
 

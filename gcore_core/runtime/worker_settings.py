@@ -88,8 +88,6 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     gather_s: how long to wait for the other shards' part of a round.
     batch_s: how long to wait for more records to end before those that did are sent.
     aborts: whether its backend can end samples (capability "abort").
-    lends: some replicas of the role sleep on the trainer's devices and wake while it waits. So
-        replicas give unfinished samples back, and go on with those that others have begun.
     """
 
     context: PlainContext = PlainContext()
@@ -97,7 +95,6 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     gather_s: float = 0.02
     batch_s: float = 0.02
     aborts: bool = False
-    lends: bool = False
 
 
 class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):
@@ -197,8 +194,6 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     learners: role that is trained besides the policy -> how.
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
-    lent: numbers of the policy's generators that sleep on the trainer's devices until the trainer
-        waits long enough for it to lend them.
     resting_trainers: whether trainers sleep between a push and the next preparation.
     last_ordinal: the run ends with the step that consumes the last ordinal below this one.
     start_step, next_ordinal, state: what a resumed run goes on from.
@@ -236,7 +231,6 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     learners: dict[str, LearnerFacts] = {}
     placement: PlacementFacts | None = None
     resting: list[str] = []
-    lent: list[int] = []
     resting_trainers: bool = False
     last_ordinal: int = NEVER
     start_step: int = 0

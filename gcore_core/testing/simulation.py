@@ -242,7 +242,6 @@ class SimulatedJob:
     placement: a policy that moves devices between ``replicas`` cells, which both roles have.
     overlaps: whether that policy is told that generators draw while trainers work.
     rests: whether generators sleep while the trainer works.
-    lent: how many of the replicas, the last ones, sleep until the trainer waits.
     owns_replicas: whether each shard asks its own replicas only.
     annotators: workers of a role from whose column the trainer learns.
     pushes: whether generators get the policy's weights.
@@ -279,7 +278,6 @@ class SimulatedJob:
     placement: FactorySpec | None = None
     overlaps: bool = False
     rests: bool = False
-    lent: int = 0
     owns_replicas: bool = False
     annotators: int = 0
     pushes: bool = True
@@ -689,7 +687,6 @@ def _generator(
         gather_s=0.05,
         batch_s=0.0,
         aborts=True,
-        lends=role == "rollout" and job.lent > 0,
     )
     compute = TimedCompute(100 + int(number))
     return GeneratorShell(
@@ -764,7 +761,6 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         takes_stale=job.takes_stale,
         placement=_placement(job),
         resting=["rollout", "judge"] if job.rests else [],
-        lent=list(range(job.replicas - job.lent, job.replicas)),
         start_step=resumed.step if resumed else 0,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,

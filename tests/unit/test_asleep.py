@@ -9,7 +9,7 @@ import pytest
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.records import GIVEN_BACK, Header, Lease
+from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
     GENERATE,
     PUSH_HELD,
@@ -21,7 +21,6 @@ from gcore_core.runtime.messages import (
     Nothing,
     ScoreCanaries,
     SleepRequest,
-    WakeRequest,
 )
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
@@ -39,12 +38,12 @@ class Process:
     peer: calls it.
     """
 
-    def __init__(self, shell: GeneratorShell, note: SleepNote, *, lends: bool = False) -> None:
+    def __init__(self, shell: GeneratorShell, note: SleepNote) -> None:
         self.made = 0
         self._shell = shell
         self._service = Service("rollout.0")
         network = InlineNetwork()
-        asleep = SleepingGenerator(self._make, ThreadCompute(), note, "rollout.0", lends=lends)
+        asleep = SleepingGenerator(self._make, ThreadCompute(), note, "rollout.0")
         asleep.register(self._service)
         network.services["rollout.0"] = self._service
         self.peer = network.view("controller.0").peer("rollout.0")
@@ -61,11 +60,11 @@ class Process:
         return headers
 
 
-async def lost_asleep(directory: Path, *, lends: bool = False) -> tuple[Process, SleepNote]:
+async def lost_asleep(directory: Path) -> tuple[Process, SleepNote]:
     note = SleepNote(note_path(str(directory), "rollout.0"))
     note.leave()
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
-    return Process(await shell_around(generator, directory, note), note, lends=lends), note
+    return Process(await shell_around(generator, directory, note), note), note
 
 
 def test_a_note_says_that_a_generator_sleeps_from_its_sleep_to_its_wake(tmp_path: Path) -> None:
@@ -79,7 +78,7 @@ def test_a_note_says_that_a_generator_sleeps_from_its_sleep_to_its_wake(tmp_path
         assert note.says_asleep
         await shell.sleep(SleepRequest(), call)
         assert note.says_asleep
-        await shell.wake(WakeRequest(), call)
+        await shell.wake(Nothing(), call)
         assert not note.says_asleep
 
     asyncio.run(scenario())
@@ -102,9 +101,9 @@ def test_a_wake_makes_its_engine_once_and_it_knows_which_steps_are_over(tmp_path
     async def scenario() -> None:
         process, note = await lost_asleep(tmp_path)
         await process.peer.call(SLEEP, SleepRequest(3))
-        wakes = [process.peer.call(WAKE, WakeRequest()) for _ in range(3)]
+        wakes = [process.peer.call(WAKE, Nothing()) for _ in range(3)]
         assert [reply.version for reply in await asyncio.gather(*wakes)] == [0, 0, 0]
-        await process.peer.call(WAKE, WakeRequest())
+        await process.peer.call(WAKE, Nothing())
         assert process.made == 1
         assert not note.says_asleep
         with pytest.raises(ContractError, match="step 2 is over"):
@@ -132,27 +131,12 @@ def test_whoever_asks_it_for_work_knows_it_awake(tmp_path: Path) -> None:
 def test_a_wake_goes_on_when_who_asked_for_it_goes_away(tmp_path: Path) -> None:
     async def scenario() -> None:
         process, note = await lost_asleep(tmp_path)
-        first = asyncio.ensure_future(process.peer.call(WAKE, WakeRequest()))
+        first = asyncio.ensure_future(process.peer.call(WAKE, Nothing()))
         while not process.made:
             await asyncio.sleep(0)
         first.cancel()
-        await process.peer.call(WAKE, WakeRequest())
+        await process.peer.call(WAKE, Nothing())
         assert process.made == 1
         assert not note.says_asleep
-
-    asyncio.run(scenario())
-
-
-def test_one_that_is_lent_gives_back_what_reaches_it_too_late(tmp_path: Path) -> None:
-    """The trainer has its devices by then, so it makes no backend."""
-
-    async def scenario() -> None:
-        process, _ = await lost_asleep(tmp_path, lends=True)
-        headers = await process.drawn(0)
-        assert [(h.key, h.status, h.columns) for h in headers] == [
-            ((0, 0), GIVEN_BACK, None),
-            ((0, 1), GIVEN_BACK, None),
-        ]
-        assert process.made == 0
 
     asyncio.run(scenario())

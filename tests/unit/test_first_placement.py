@@ -134,26 +134,6 @@ def test_epochs_end_at_the_row_that_their_decimals_name(
     assert _last_ordinal(job) == ordinal
 
 
-def test_replicas_that_are_lent_have_the_devices_of_the_trainer(tmp_path: Path) -> None:
-    """They are the last ones. The others do not count as sharing devices with it."""
-    devices = tuple(Device(index=index, kind="cuda") for index in range(4))
-    nodes = [NodeFacts(name="agent.0", devices=devices)]
-    slots = ["roles.policy.slots=2", "roles.rollout.slots=3", "roles.rollout.lent=1"]
-    plan = planned(tmp_path, "controller.use=async", "objective.use=algorithms/ppo_clip", *slots)
-    placed = place(plan, nodes)
-    assert placed.workers == {"policy": [[0], [1]], "rollout": [[2], [3], [0]]}
-    assert (list(placed.lent), placed.resting) == ([2], [])
-    assert placed.window.slots == {"policy": 2, "rollout": 3}
-
-
-def test_more_replicas_than_the_trainer_has_devices_are_not_lent(tmp_path: Path) -> None:
-    devices = tuple(Device(index=index, kind="cuda") for index in range(4))
-    slots = ["roles.rollout.slots=4", "roles.rollout.lent=2"]
-    plan = planned(tmp_path, "controller.use=async", "objective.use=algorithms/ppo_clip", *slots)
-    with pytest.raises(PlacementError, match="2 replicas are lent, of 1 devices each"):
-        place(plan, [NodeFacts(name="agent.0", devices=devices)])
-
-
 @pytest.mark.parametrize(
     ("overlaps", "in_use"),
     [

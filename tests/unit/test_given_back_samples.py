@@ -1,4 +1,4 @@
-"""A replica that is lent gives back what it has not ended, and another goes on with it."""
+"""A replica gives back what it has not ended, and another goes on with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.lineage import check_seal
 from gcore_core.contract.order import continued_seed, sample_seed
 from gcore_core.contract.records import FINISHED, GIVEN_BACK, TRUNCATED, BegunRef, Header, Lease
-from gcore_core.runtime.messages import TRAIN, GenerateRequest, GiveBack, SleepRequest, WakeRequest
+from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.testing import fake
@@ -78,13 +78,13 @@ class Replica:
         self.generator.steps = 10**6
         return await asyncio.wait_for(asked, SOON_S)
 
-    async def sleep(self) -> None:
-        await asyncio.wait_for(self.shell.sleep(SleepRequest(), Call(lambda: None)), SOON_S)
+    async def give_back(self) -> None:
+        await asyncio.wait_for(self.shell.give_back(Nothing(), Call(lambda: None)), SOON_S)
 
 
 async def replica(directory: Path) -> Replica:
     generator = SteppingGenerator()
-    return Replica(generator, await shell_around(generator, directory, aborts=True, lends=True))
+    return Replica(generator, await shell_around(generator, directory, aborts=True))
 
 
 def begun(lease: Lease, headers: Sequence[Header]) -> Lease:
@@ -105,14 +105,14 @@ async def columns_of(one: Replica, header: Header) -> dict[str, np.ndarray]:
 
 
 async def given_back(one: Replica, steps: int, lease: Lease = LEASE) -> list[Header]:
-    """Has a replica begin a lease, and sleep after some letters; returns what it gives back."""
+    """Has a replica begin a lease; returns what it gives back after some letters."""
     asked = one.ask(lease)
     await one.advance(steps)
-    await one.sleep()
+    await one.give_back()
     return await asyncio.wait_for(asked, SOON_S)
 
 
-async def test_a_replica_that_is_to_sleep_gives_back_what_it_has(tmp_path: Path) -> None:
+async def test_a_replica_gives_back_what_it_has(tmp_path: Path) -> None:
     one = await replica(tmp_path)
     headers = await given_back(one, 3)
     assert [(h.key, h.status, h.n_actions) for h in headers] == [
@@ -128,7 +128,6 @@ async def test_both_parts_are_one_record_under_one_seal(tmp_path: Path) -> None:
     one = await replica(tmp_path)
     before = await given_back(one, 5)
     first = [await columns_of(one, header) for header in before]
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     one.generator._logits = fake.initial_logits(1)  # as another replica with newer weights
     one.generator.version = 1
     asked = one.ask(begun(LEASE, before))
@@ -152,7 +151,6 @@ async def test_both_parts_say_which_version_drew_each_action(tmp_path: Path) -> 
     before = await given_back(one, 5)
     for header in before:
         assert "version" not in await columns_of(one, header)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     one.generator.version = 2  # as another replica with newer weights
     for header in await one.finish(one.ask(begun(LEASE, before))):
         columns = await columns_of(one, header)
@@ -165,7 +163,6 @@ async def test_parts_of_one_version_are_a_record_without_a_column_of_versions(
 ) -> None:
     one = await replica(tmp_path)
     before = await given_back(one, 5)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     for header in await one.finish(one.ask(begun(LEASE, before))):
         assert header.versions == (0, 0)
         assert "version" not in await columns_of(one, header)
@@ -178,11 +175,10 @@ async def test_parts_that_pushes_cut_keep_all_their_versions(tmp_path: Path) -> 
     await one.advance(2)
     one.generator.version = 1
     await one.advance(3)
-    await one.sleep()
+    await one.give_back()
     before = await asyncio.wait_for(asked, SOON_S)
     for header in before:
         assert (await columns_of(one, header))["version"].tolist() == [0, 0, 1, 1, 1]
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     asked = one.ask(begun(LEASE, before))
     await one.advance(4)
     one.generator.version = 3
@@ -197,7 +193,6 @@ async def test_what_is_sampled_behind_has_a_seed_of_its_own(tmp_path: Path) -> N
     """An engine that counts random numbers from the request on would repeat the first ones."""
     one = await replica(tmp_path)
     before = await given_back(one, 5)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     asked = one.ask(begun(LEASE, before))
     await one.finish(asked)
     own = [sample_seed(0, 0, 0, sample) for sample in range(4)]
@@ -208,7 +203,6 @@ async def test_a_sample_may_be_given_back_again(tmp_path: Path) -> None:
     one = await replica(tmp_path)
     headers = await given_back(one, 2)
     for count in (5, 9):
-        await one.shell.wake(WakeRequest(), Call(lambda: None))
         headers = await given_back(one, count - headers[0].n_actions, begun(LEASE, headers))
         assert [header.n_actions for header in headers] == [count] * 4
         for header in headers:
@@ -219,30 +213,13 @@ async def test_what_did_not_go_on_is_given_back_as_it_came(tmp_path: Path) -> No
     """The engine had it, and had drawn nothing behind it."""
     one = await replica(tmp_path)
     before = await given_back(one, 4)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     asked = one.ask(begun(LEASE, before))
     while len(one.shell._records) < 4 or one.shell._submitting:
         await asyncio.sleep(0.001)
-    await one.sleep()
+    await one.give_back()
     after = await asyncio.wait_for(asked, SOON_S)
     for header, old in zip(after, before, strict=True):
         assert (header.status, header.n_actions, header.seal) == (GIVEN_BACK, 4, old.seal)
-
-
-async def test_one_that_sleeps_gives_back_at_once_what_is_asked_of_it(tmp_path: Path) -> None:
-    one = await replica(tmp_path)
-    await one.sleep()
-    headers = await asyncio.wait_for(one.ask(LEASE), SOON_S)
-    assert [(h.status, h.columns) for h in headers] == [(GIVEN_BACK, None)] * 4
-
-
-async def test_a_share_of_the_samples_is_given_back_and_the_others_go_on(tmp_path: Path) -> None:
-    one = await replica(tmp_path)
-    asked = one.ask(LEASE)
-    await one.advance(3)
-    await one.shell.give_back(GiveBack(0.5), Call(lambda: None))
-    headers = await one.finish(asked)
-    assert [header.status == GIVEN_BACK for header in headers] == [False, True, False, True]
 
 
 async def test_samples_are_given_back_although_who_asked_for_it_goes_away(tmp_path: Path) -> None:
@@ -261,7 +238,7 @@ async def test_samples_are_given_back_although_who_asked_for_it_goes_away(tmp_pa
         return result
 
     one.shell._compute = takes_a_while
-    giving = asyncio.ensure_future(one.shell.give_back(GiveBack(1.0), Call(lambda: None)))
+    giving = asyncio.ensure_future(one.shell.give_back(Nothing(), Call(lambda: None)))
     await asyncio.wait_for(aborted.wait(), SOON_S)  # the engine has them no more
     giving.cancel()
     headers = await asyncio.wait_for(asked, SOON_S)
@@ -271,7 +248,6 @@ async def test_samples_are_given_back_although_who_asked_for_it_goes_away(tmp_pa
 async def test_content_that_is_not_what_was_sealed_is_not_gone_on_from(tmp_path: Path) -> None:
     one = await replica(tmp_path)
     headers = await given_back(one, 3)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     lease = begun(LEASE, headers)
     wrong = tuple((sample, replace(ref, seal=ref.seal ^ 1)) for sample, ref in lease.begun)
     with pytest.raises(RecordMismatch, match="going on with a sample"):
@@ -281,7 +257,6 @@ async def test_content_that_is_not_what_was_sealed_is_not_gone_on_from(tmp_path:
 async def test_a_generator_that_changes_what_was_begun_is_named(tmp_path: Path) -> None:
     one = await replica(tmp_path)
     headers = await given_back(one, 3)
-    await one.shell.wake(WakeRequest(), Call(lambda: None))
     drawn = one.generator._finished
 
     def changed(request: SampleRequest, letters: list[int], status: str) -> Finished:

@@ -13,7 +13,7 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import TRAIN, GenerateRequest, SleepRequest, WakeRequest
+from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.testing import fake
@@ -84,7 +84,7 @@ async def test_samples_that_were_given_up_are_drawn_again_for_who_asks(tmp_path:
     shell, generator = await shell_of(tmp_path / "held", aborts=True)
     await give_up(await begun(shell, 0))
     await asleep(shell)
-    await shell.wake(WakeRequest(), Call(lambda: None))
+    await shell.wake(Nothing(), Call(lambda: None))
     generator.holds = False
     again = await asyncio.wait_for(drawn(shell, 0), SOON_S)
     other, free = await shell_of(tmp_path / "free", aborts=True)

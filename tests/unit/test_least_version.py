@@ -9,7 +9,7 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightsGone
 from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest, SleepRequest, WakeRequest
+from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest, Nothing, SleepRequest
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.testing import fake
@@ -58,7 +58,7 @@ async def test_a_generator_that_slept_through_a_push_takes_the_weights_before_it
     restored: list[int] = []
     shell = await shell_of(tmp_path, restored)
     await shell.sleep(SleepRequest(), Call(lambda: None))
-    await shell.wake(WakeRequest(), Call(lambda: None))
+    await shell.wake(Nothing(), Call(lambda: None))
     leases = [Lease(0, 0, 0, (0,))]
     request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=HELD + 1)
     parts = [part async for part in shell.generate(request, Call(lambda: None))]

@@ -76,16 +76,6 @@ def test_a_generator_that_sleeps_in_training_leaves_only_what_it_keeps_on_the_ho
     assert gib(needs, -1) == {"rollout": 0, "preparation": 3, "training": 3, "push": 0}
 
 
-def test_a_replica_that_is_lent_is_counted_where_the_trainer_waits_alone(job: Path) -> None:
-    """Asleep it keeps 3 GiB on the host; the other replica is awake on a device of its own."""
-    words = ["controller.use=async", "objective.use=algorithms/ppo_clip"]
-    words += ["roles.rollout.slots=2", "roles.rollout.lent=1", "roles.rollout.config.kept=3"]
-    needs = counted(job, machine(2, 80), *words)
-    assert gib(needs, 0) == {"rollout": 12, "preparation": 8, "training": 8, "push": 12}
-    assert gib(needs, 1) == {"rollout": 4, "preparation": 4, "training": 4, "push": 4}
-    assert gib(needs, -1) == {"rollout": 0, "preparation": 3, "training": 3, "push": 0}
-
-
 def test_a_trainer_that_sleeps_in_the_rollout_leaves_only_what_it_keeps_on_the_host(
     job: Path,
 ) -> None:

@@ -3,8 +3,6 @@
     shard         PlacementShard: what step programs and windows ask, on every shard
     lead          Mover: asks the placement policy and carries its decisions out; in the lead
     sleepers      Sleepers: puts replicas to sleep and wakes them; in the lead
-    loans         Loans: lends the trainer's devices to replicas that sleep there
-    lending       when a loan pays; pure
     measurements  the requests of a rollout, from all shards to the lead
     fitting       how fast an engine is, from its requests
     gauge         how much of a rollout devices were in use

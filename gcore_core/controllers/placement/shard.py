@@ -20,7 +20,6 @@ from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
-from gcore_core.controllers.placement.loans import Loans
 from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.runtime.messages import FREED, FreedNodes
@@ -41,8 +40,7 @@ class PlacementShard:
     and no question to a judge. Where generation runs ahead of training, a rollout is what is drawn
     from one push to the next.
 
-    awake: who is awake now; the one place to read it. Replicas that are lent are not in it.
-    loans: wakes those while the trainer waits.
+    awake: who is awake now; the one place to read it.
     """
 
     def __init__(self, context: ControllerContext) -> None:
@@ -54,18 +52,10 @@ class PlacementShard:
         self._facts = context.facts.placement
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
-        lent = context.facts.lent
-        if lent:  # they sleep on the trainer's devices until ``loans`` wakes them
-            everybody[ROLLOUT] = [i for i in everybody[ROLLOUT] if i not in lent]
         self.awake = Awake(version=0, replicas=everybody, in_turns=False)
         resting = context.facts.resting
         able = resting if self._facts is None else self._facts.sleeps
-        able = [*able, ROLLOUT] if lent else able
         self._sleepers = Sleepers(self._peers, able, resting)
-        self.loans = Loans(
-            [context.replicas[i] for i in lent], lambda: self.replicas, self._arrange_lent
-        )
-        self._lent = list(lent)
         moves = self._facts is not None and self._agree.lead
         self._mover = Mover(context, everybody, self._sleepers) if moves else None
         self._gauge = self._make_gauge(context) if moves else None
@@ -213,15 +203,6 @@ class PlacementShard:
             woke_s = await self._sleepers.arrange(self.awake.replicas, release_before)
             took_s = woke_s + self._sleepers.rest_s
             self._metrics = {"placement/switch_s": took_s} if took_s else {}
-            if self.loans:
-                self.loans.slept_first(woke_s)
-                self._metrics = self.loans.metrics
-
-    async def _arrange_lent(self, awake: bool, least: int) -> float:
-        """Wakes the lent replicas, or puts them to sleep; returns the seconds. The lead does it."""
-        own = self.awake.replicas[ROLLOUT]
-        replicas = {**self.awake.replicas, ROLLOUT: [*own, *self._lent] if awake else own}
-        return await self._sleepers.arrange(replicas, least=least)
 
     async def rescue(self) -> bool:
         """Gives a judge whose replicas do not answer cells of the policy's generators.
@@ -266,15 +247,12 @@ class PlacementShard:
         In turns, it waits until all shards are here and then gives the cells to the policy.
         """
         await self._turn(False)
-        return [*self._sampling(), *self.loans.awake()]
-
-    def may_ask(self, replica: Peer) -> bool:
-        """Returns whether a replica may be given samples now; one that is lent sleeps at times."""
-        return self.loans.may_ask(replica)
+        return self._sampling()
 
     def going_on(self, giver: str) -> list[Peer]:
         """Returns the replicas that go on with samples which a replica has given back."""
-        return self.loans.going_on(giver)
+        own = self.replicas
+        return [peer for peer in own if peer.name != giver] or own  # alone, it goes on itself
 
     async def judging(self) -> None:
         """Says that all records of this shard are drawn; returns when judges can be asked.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
-from gcore_core.runtime.messages import SLEEP, WAKE, SleepRequest, WakeRequest
+from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.runtime.rpc.retry import insist, is_gone
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
@@ -52,9 +52,7 @@ class Sleepers:
         }
         self.rest_s = await self.arrange(awake)
 
-    async def arrange(
-        self, awake: Mapping[str, Collection[int]], release_before: int = 0, least: int = 0
-    ) -> float:
+    async def arrange(self, awake: Mapping[str, Collection[int]], release_before: int = 0) -> float:
         """Wakes the replicas of ``awake`` and puts all others to sleep; returns the seconds.
 
         Replicas go to sleep before others wake, so that those find the memory free. Returns 0.0
@@ -64,8 +62,6 @@ class Sleepers:
         release_before: no record of earlier steps is needed. Replicas that are awake learn it from
             the push. One that sleeps gets no push, so it is asked to sleep again whenever this
             number has grown, and learns it from that.
-        least: the oldest weights that replicas may wake with; where theirs are older, they have a
-            push of their own.
         """
         sleep = []
         wake = []
@@ -82,7 +78,7 @@ class Sleepers:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         n_requests = await self._send_to_able(sleep, SLEEP, SleepRequest(self._release_before))
-        n_requests += await self._send_to_able(wake, WAKE, WakeRequest(least))
+        n_requests += await self._send_to_able(wake, WAKE, Nothing())
         return clock() - began_s if n_requests else 0.0
 
     async def find_lost(self, replicas: Collection[Replica]) -> set[Replica]:

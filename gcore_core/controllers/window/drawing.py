@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from gcore_core.controllers.window.lanes import Gate, Lanes, Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.controllers.window.waves import next_leases
-from gcore_core.runtime.messages import GIVE_BACK, GiveBack
+from gcore_core.runtime.messages import GIVE_BACK, Nothing
 from gcore_core.runtime.rpc.retry import LOST, PATIENT
 
 
@@ -52,14 +52,7 @@ class Drawing:
         self._version = context.facts.start_step  # that was published last
         self._newer = asyncio.Event()  # of the next version
         self._awaited = dict[object, int]()  # of each wave that waits: the version it waits for
-        self._working = set[Lanes]()  # the waves that are being drawn
-        self._gave_back = 0  # in waves that are over
         self._gate = Gate()
-
-    @property
-    def gave_back(self) -> int:
-        """How many samples replicas have given back so far for others to go on with at once."""
-        return self._gave_back + sum(lanes.gave_back for lanes in self._working)
 
     @property
     def resting(self) -> int:
@@ -130,8 +123,7 @@ class Drawing:
                 alone=self._cuts and facts.run.deterministic,
                 pieces=self._pieces,
             )
-            with self._working_off(work):
-                await work.work_off(replicas, lanes)
+            await work.work_off(replicas, lanes)
             return work.held
 
         async def work_off_pieces(leases: list[Lease], pieces: Pieces) -> None:
@@ -175,11 +167,6 @@ class Drawing:
         finally:
             del self._awaited[wave]
 
-    def lend(self) -> None:
-        """Gives replicas that have woken what waits in the waves that are being drawn."""
-        for lanes in self._working:
-            lanes.lend(self._placement.loans.awake())
-
     async def pause(self) -> None:
         """Has replicas give back the samples that run; returns when none is being asked.
 
@@ -208,19 +195,10 @@ class Drawing:
         while self._gate.is_asked(replica):
             # Where the replica is lost, its requests end, and those who wait for them go on.
             with contextlib.suppress(*LOST):
-                await replica.call(GIVE_BACK, GiveBack(1.0))
+                await replica.call(GIVE_BACK, Nothing())
             await asyncio.sleep(PATIENT.pause_s(asked))
             asked += 1
 
     def go_on(self) -> None:
         """Lets replicas go on after ``pause``; without one before it does nothing."""
         self._gate.open()
-
-    @contextlib.contextmanager
-    def _working_off(self, lanes: Lanes) -> Iterator[Lanes]:
-        self._working.add(lanes)
-        try:
-            yield lanes
-        finally:
-            self._working.discard(lanes)
-            self._gave_back += lanes.gave_back

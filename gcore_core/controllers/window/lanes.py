@@ -1,7 +1,6 @@
 """Works off the parts of one wave: each lane gives its replica one part after the other.
 
-Lanes are added while others work: for samples that a replica gives back before they end, and for
-replicas that wake in the middle of a round.
+Lanes are added while others work, for samples that a replica gives back before they end.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
@@ -19,7 +18,7 @@ from gcore_core.contract.records import GIVEN_BACK, UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.cuts import Pieces
-from gcore_core.controllers.window.dealing import lanes_of, spread, without
+from gcore_core.controllers.window.dealing import spread, without
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
@@ -124,7 +123,6 @@ class Lanes:
     exact: no newer version than ``Round.least`` may draw, see ``GenerateRequest``.
     alone: a replica waits for no other shard's part.
     pieces: where an earlier run is repeated whose samples were cut: by which pieces they are drawn.
-    gave_back: samples that replicas have given back while the gate was open.
     held: samples that replicas have given back since another version draws the next piece of them.
     """
 
@@ -154,8 +152,6 @@ class Lanes:
         self._pieces = pieces
         self._tasks = set[asyncio.Task[None]]()
         self._changed = asyncio.Event()
-        self._queues: list[deque[list[Lease]]] = []
-        self.gave_back = 0
         self.held: list[Lease] = []
 
     async def work_off(
@@ -165,7 +161,6 @@ class Lanes:
 
         lanes: number of a replica, and its queue, which lanes may share.
         """
-        self._queues = list({id(waiting): waiting for _, waiting in lanes}.values())
         for number, waiting in lanes:
             self._begin(_Lane(replicas, number, waiting))
         try:
@@ -178,15 +173,6 @@ class Lanes:
         finally:
             for task in self._tasks:
                 task.cancel()
-
-    def lend(self, lent: Sequence[Peer]) -> None:
-        """Begins lanes for replicas that have woken, on the queues that have parts left."""
-        for waiting in self._queues:
-            if not waiting:
-                continue
-            for number in range(len(lent)):
-                for _ in range(lanes_of(self._context.facts.shards)):
-                    self._begin(_Lane(list(lent), number, waiting))
 
     def _begin(self, lane: _Lane) -> None:
         task = asyncio.ensure_future(self._work_off(lane))
@@ -219,11 +205,6 @@ class Lanes:
                 await self._gate.opened()
                 continue  # another lane may have taken the part
             replica = self._replica_of(lane, newer)
-            if not self._placement.may_ask(replica):
-                # It sleeps again. Another takes over what is left, also where no other lane does.
-                own = self._placement.going_on(replica.name)
-                self._begin(_Lane(own, lane.number % len(own), waiting))
-                return
             leases = waiting.popleft()
             try:
                 with self._gate.asking(replica):
@@ -327,7 +308,6 @@ class Lanes:
                     if pieces is not None:
                         self.held += unfinished
                     elif not self._gate.is_closed:
-                        self.gave_back += len(given_back)
                         self._go_on(unfinished, replica.name)
                     elif unfinished:
                         waiting.appendleft(unfinished)

@@ -19,7 +19,6 @@ from gcore_core.contract.records import GIVEN_BACK, QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.loans import NONE
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.cuts import Cut, cuts_of
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
@@ -50,9 +49,6 @@ class Look(msgspec.Struct, array_like=True):
     wanted: the step whose groups it wants; of all shards the lowest.
     told: its groups that have become complete since its last look; those of all shards are joined,
         by ordinal.
-    loan: what the lead says of a loan of the trainer's devices (``placement.loans``).
-    gave_back: samples that replicas have given back since its last look, for others to go on with;
-        of all shards their sum.
     draws: rounds of which it has something drawn under the weights of now; of all shards their sum.
     push_waits: whether it waits with its push until nothing is in flight; whether any shard does.
     """
@@ -60,8 +56,6 @@ class Look(msgspec.Struct, array_like=True):
     version: int
     wanted: int
     told: list[Told]
-    loan: int = 0
-    gave_back: int = 0
     draws: int = 0
     push_waits: bool = False
 
@@ -169,7 +163,6 @@ class RunningWindow(Window):
         self._metrics = dict[str, float]()
         self._cuts = cuts
         self._drawn = 0  # rounds of which any shard has something drawn, as of the latest look
-        self._gave_back = 0  # samples that were given back, up to the latest look
         self._keeps = keeps
         self._goes_on = set[int]()  # groups of a checkpoint that go on; their leases are next
         self._unscored = list[Header]()  # of these, this shard's records that have no scores
@@ -283,7 +276,6 @@ class RunningWindow(Window):
         tasks = [*self._draws] if self._task is None else [self._task, *self._draws]
         for task in tasks:
             task.cancel()
-        self._placement.loans.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
@@ -315,25 +307,20 @@ class RunningWindow(Window):
         self._wake.clear()
         self._settle_latest()
         told = [_told(one, self._cuts_of(one)) for one in self._latest]
-        gave_back = self._drawing.gave_back
         own = Look(
             self._version,
             self._wanted,
             told,
-            gave_back=gave_back - self._gave_back,
             draws=self._own_draws,
             push_waits=self._push_waits,
         )
-        self._gave_back = gave_back
 
         async def lead(parts: list[bytes]) -> list[bytes]:
             looks = [msgspec.msgpack.decode(part, type=Look) for part in parts]
-            told = [one for look in looks for one in look.told]
             together = Look(
                 min(look.version for look in looks),
                 min(look.wanted for look in looks),
-                sorted(told, key=lambda one: one.ordinal),
-                self._offer_loan(len(told), sum(look.gave_back for look in looks)),
+                sorted((one for look in looks for one in look.told), key=lambda one: one.ordinal),
                 draws=sum(look.draws for look in looks),
                 push_waits=any(look.push_waits for look in looks),
             )
@@ -345,7 +332,6 @@ class RunningWindow(Window):
         self._drawn = together.draws
         self._raise_if_too_many_failed()
         self._latest = []
-        await self._note_loan(together.loan)
 
     def _cuts_of(self, one: Settled) -> list[Cut]:
         return cuts_of(one.group, self._deadlines.began(one.ordinal)) if self._cuts else []
@@ -383,7 +369,6 @@ class RunningWindow(Window):
             return
         counts = Counter(issued=issued if self._agree.lead else 0)
         counts["rounds"] = rounds if self._agree.lead else 0
-        await self._end_loan()
         self._taken = self._close_step(membership, counts, first)
         self._has_taken.set()
 
@@ -545,51 +530,6 @@ class RunningWindow(Window):
                 self._task.result()
         finally:
             waiting.cancel()
-
-    # -- lending -----------------------------------------------------------------------------------
-
-    def _offer_loan(self, ended: int, gave_back: int) -> int:
-        """Decides in the lead whether to lend now; returns what to tell the shards.
-
-        ended: groups that have ended on any shard since the last look.
-        gave_back: samples that were given back there since then.
-        """
-        loans = self._placement.loans
-        if not loans:
-            return NONE
-        loans.ended(ended, gave_back)
-        deadlines = self._deadlines
-        missing = 0
-        if self._taken is None and deadlines.wanted >= deadlines.step:
-            # Of the groups that are drawn, those that the step lacks; it may take any of them.
-            lacking = deadlines.bounds.prompts - deadlines.finished - ended
-            missing = max(0, min(lacking, deadlines.in_flight - ended))
-        return loans.offer(missing, deadlines.version)
-
-    async def _note_loan(self, phase: int) -> None:
-        """Gives lent replicas work as soon as the lead says that they are awake."""
-        loans = self._placement.loans
-        if loans.note(phase):
-            self._drawing.lend()
-            if self._agree.lead:
-                await loans.share()
-
-    async def _end_loan(self) -> None:
-        """Ends a loan before the step that it was made for goes on; all shards are here then."""
-        loans = self._placement.loans
-        if not loans:
-            return
-        if loans.is_open:
-            loans.close()
-
-            async def lead(parts: list[bytes]) -> list[bytes]:
-                await loans.take_back()
-                return parts
-
-            # No shard asks lent replicas when the lead has heard of all.
-            await self._agree.ask("loan", b"", lead)
-        if self._agree.lead:
-            loans.end_step()
 
     # -- what wakes it -----------------------------------------------------------------------------
 

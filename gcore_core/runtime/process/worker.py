@@ -230,7 +230,7 @@ class Worker:
         if note.says_asleep:
             log.info("%s sleeps, as did the process before it: a wake makes its backend", spec.name)
             make = partial(self._awake_generator, settings, note)
-            asleep = SleepingGenerator(make, self._compute, note, spec.name, lends=settings.lends)
+            asleep = SleepingGenerator(make, self._compute, note, spec.name)
             asleep.register(service)
         else:
             self._awake_generator(settings, note).register(service)

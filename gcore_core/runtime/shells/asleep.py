@@ -31,12 +31,11 @@ from gcore_core.runtime.messages import (
     ScoreCanaries,
     SleepRequest,
     WakeReply,
-    WakeRequest,
 )
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.rpc.retry import shown
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.generator import GeneratorShell, given_back
+from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.runtime.shells.sleep_note import SleepNote
 
 
@@ -49,7 +48,6 @@ class SleepingGenerator:
 
     make: makes the backend and its shell; it runs where the backend's calls run.
     note: removed when both are made.
-    lends: replicas go on with each other's samples, so it gives back what reaches it asleep.
     """
 
     def __init__(
@@ -58,10 +56,7 @@ class SleepingGenerator:
         compute: Compute,
         note: SleepNote,
         name: str,
-        *,
-        lends: bool = False,
     ) -> None:
-        self._lends = lends
         self._make = make
         self._compute = compute
         self._note = note
@@ -87,16 +82,12 @@ class SleepingGenerator:
         self._release_before = max(self._release_before, request.release_before)
         return Nothing()
 
-    async def wake(self, request: WakeRequest, call: Call) -> WakeReply:
+    async def wake(self, request: Nothing, call: Call) -> WakeReply:
         return await (await self._awake()).wake(request, call)
 
     async def generate(
         self, request: GenerateRequest, call: Call
     ) -> AsyncGenerator[list[Header], None]:
-        if self._lends and self._waking is None:
-            keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
-            yield given_back(request.leases, keys)
-            return
         shell = await self._awake()
         async with contextlib.aclosing(shell.generate(request, call)) as parts:
             async for headers in parts:

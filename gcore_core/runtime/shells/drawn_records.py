@@ -127,12 +127,9 @@ class DrawnRecords:
             self._held.discard(key)
         return keys
 
-    def unfinished(self, share: float) -> list[Key]:
-        """Returns this share of the samples that run and have not ended, evenly spread."""
-        keys = sorted(self._running.keys() - self._ending)
-        # Of the first i, i * share are to be taken, rounded down. A key is taken where its turn
-        # makes that number larger: with a third, the third, the sixth, the ninth.
-        return [key for i, key in enumerate(keys, 1) if int(i * share) > int((i - 1) * share)]
+    def unfinished(self) -> list[Key]:
+        """Returns the samples that run and have not ended."""
+        return sorted(self._running.keys() - self._ending)
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""

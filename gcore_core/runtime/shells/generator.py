@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,7 +28,7 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.records import ABORTED, GIVEN_BACK, Header, Lease, Prompt
+from gcore_core.contract.records import ABORTED, Header, Lease, Prompt
 from gcore_core.contract.sampling import Draft, SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
@@ -48,7 +48,6 @@ from gcore_core.runtime.messages import (
     AskRequest,
     ExplainRequest,
     GenerateRequest,
-    GiveBack,
     HeldReply,
     Nothing,
     PullWeights,
@@ -57,7 +56,6 @@ from gcore_core.runtime.messages import (
     ScoreCanaries,
     SleepRequest,
     WakeReply,
-    WakeRequest,
 )
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
@@ -138,9 +136,7 @@ class GeneratorShell:
         self._datasets = datasets
         self._compute = compute
         self._aborts = settings.aborts
-        self._lends = settings.lends
-        self._asleep = False
-        self._submitting = set[asyncio.Task[bool]]()
+        self._submitting = set[asyncio.Task[None]]()  # the event loop alone would not keep them
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
@@ -185,17 +181,12 @@ class GeneratorShell:
                 f"step {request.step} is over, its records are gone", where="generate"
             )
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
-        if self._lends and self._asleep:
-            yield given_back(request.leases, keys)
-            return
         if request.leases and self._weights.is_behind(request.least):
             await self._weights.restore(request.least, self._progress, exact=request.exact)
         if request.exact and not self._records.has_all(keys, request.step):
             self._weights.check_is_at(request.least)
         with self._records.listen(keys, request.step, call) as listener:
-            if not await self._submit(request, await self._rounds.join(request)):
-                gone = [key for key in keys if not self._records.has_all([key], request.step)]
-                yield listener.take(given_back(request.leases, gone))
+            await self._submit(request, await self._rounds.join(request))
             while listener.waiting:
                 headers = await listener.inbox.get()
                 if not headers:
@@ -230,8 +221,6 @@ class GeneratorShell:
 
     async def held(self, request: Nothing, call: Call) -> HeldReply:
         """Says what it holds now, against what the last pushes brought."""
-        if self._lends and self._asleep:
-            return HeldReply(self._backend.version)
         return await self._weights.held()
 
     async def explain(self, request: ExplainRequest, call: Call) -> list[Finding]:
@@ -255,8 +244,6 @@ class GeneratorShell:
         backend = self._backend
         columns = [columns_of(record) for record in request.records]
         async with self._engine.lock:
-            if self._lends and self._asleep:
-                return []
             if not isinstance(backend, ScoresLogprobs) or backend.version != request.version:
                 return []
             scored = await self._compute(backend.logprobs, columns)
@@ -266,18 +253,12 @@ class GeneratorShell:
         """Gives the engine's memory back.
 
         Samples that no open request waits for are given up, where the backend can end them: another
-        replica has drawn them already. Where the run lends, all others are given back, for another
-        replica to go on with them; elsewhere they end before the sleep.
+        replica has drawn them already. All others end before the sleep.
         """
         if self._aborts:
             async with self._engine.lock:
                 if keys := self._records.give_up():
                     await self._compute(self._backend.abort, keys)
-        if self._lends:
-            self._asleep = True  # from here on no sample begins
-            if self._submitting:  # they count as running, and an engine aborts only what it has
-                await asyncio.wait({*self._submitting})
-            await self._give_back(1.0)
         await self._engine.idle()
         self._records.release(request.release_before)
         async with self._weights.restoring, self._engine.lock:
@@ -286,37 +267,29 @@ class GeneratorShell:
             self._note.leave()
         return Nothing()
 
-    async def wake(self, request: WakeRequest, call: Call) -> WakeReply:
-        """Takes the engine's memory again, and has a push where its weights are too old."""
+    async def wake(self, request: Nothing, call: Call) -> WakeReply:
+        """Takes the engine's memory again."""
         async with self._engine.lock:
             await self._compute(cast(Sleeps, self._backend).wake)
             self._note.remove()
-        if self._weights.is_behind(request.least):
-            await self._weights.restore(request.least, self._progress)
-        self._asleep = False
         return WakeReply(self._backend.version)
 
-    async def give_back(self, request: GiveBack, call: Call) -> Nothing:
-        """Ends a share of the samples that run, for another replica to go on with them.
+    async def give_back(self, request: Nothing, call: Call) -> Nothing:
+        """Ends the samples that run, for other replicas to go on with them.
 
-        Those who wait for them get what they have, by the streams that they wait on.
+        Those who wait for them get what they have, by the streams that they wait on. It is done to
+        its end even where who asked for it goes away: they are other callers' samples, too. Left
+        between the engine and the store, they would be lost, and who waits for them would wait for
+        ever.
         """
-        await self._give_back(request.share)
-        return Nothing()
-
-    async def _give_back(self, share: float) -> None:
-        """Gives a share of the samples back, to its end even where who asked for it goes away.
-
-        They are other callers' samples, too. Left between the engine and the store, they would be
-        lost, and who waits for them would wait for ever.
-        """
-        giving = asyncio.ensure_future(self._give_back_now(share))
+        giving = asyncio.ensure_future(self._give_back())
         giving.add_done_callback(note_error)
         await asyncio.shield(giving)
+        return Nothing()
 
-    async def _give_back_now(self, share: float) -> None:
+    async def _give_back(self) -> None:
         async with self._engine.lock:
-            keys = self._records.unfinished(share)
+            keys = self._records.unfinished()
             aborted = await self._compute(self._backend.abort, keys) if keys else []
             unfinished = [record for record in aborted if record.status == ABORTED]
             await self._records.give_back(unfinished, self._weights.stamp)
@@ -340,36 +313,32 @@ class GeneratorShell:
         self._records.fail()
         self._asking.failed()
 
-    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> bool:
-        """Has the engine draw what neither runs nor is finished; not where it is to sleep.
+    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
+        """Has the engine draw what neither runs nor is finished.
 
-        Returns whether it does. The leases may be those of others, too, who wait for them: no
-        cancellation ends it.
+        The leases may be those of others, too, who wait for them: no cancellation ends it.
         """
         submitting = asyncio.ensure_future(self._submit_now(request, leases))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         submitting.add_done_callback(note_error)
-        return await asyncio.shield(submitting)
+        await asyncio.shield(submitting)
 
-    async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> bool:
+    async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
         # All are opened before any runs: one that cannot be opened must leave no sample that counts
         # as running and that nobody draws.
         read = [await self._read(lease) for lease in leases]
         if not leases:
-            return not (self._lends and self._asleep)
+            return
         # Between two steps of the engine: the next one has these samples.
         async with self._engine.lock:
             opened = await self._compute(self._open, read, request.purpose)
-            if self._lends and self._asleep:
-                return False
             samples = [
                 sample
                 for one, its in zip(read, opened, strict=True)
                 for sample in self._begin(request, one, its)
             ]
             await self._engine.submit_now(samples)
-        return True
 
     async def _read(self, lease: Lease) -> _Read:
         seeds = {
@@ -422,16 +391,3 @@ class GeneratorShell:
                 whole if begun is None else begun.request(whole, hold=hold, exact=request.exact)
             )
         return requests
-
-
-def given_back(leases: list[Lease], keys: Collection[tuple[int, int]]) -> list[Header]:
-    """Returns headers that give samples of a request back, of which nothing was begun here.
-
-    keys: of these samples.
-    """
-    return [
-        Header(lease.ordinal, sample, lease.row, 0, attempt=lease.attempt, status=GIVEN_BACK)
-        for lease in leases
-        for sample in lease.samples
-        if (lease.ordinal, sample) in keys
-    ]

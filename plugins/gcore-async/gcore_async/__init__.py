@@ -20,7 +20,6 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         parts=PARTS,
         trains_on_stale=True,
         goes_on_with_gaps=True,
-        lends=True,
         overlaps=True,
     )
 
@@ -47,11 +46,6 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         from gcore_async.replaying import problems
 
         yield from problems(plan, str(settings["replay"]))
-        if (plan["roles"].get("rollout") or {}).get("lent"):
-            yield (
-                "roles.rollout.lent: a replay draws each sample where nothing moves it; the clock "
-                "would decide otherwise. Leave one of them out."
-            )
     runs_ahead = settings.get("ahead", 1)
     if plan["run"]["deterministic"] and runs_ahead and not _may_be_deterministic(settings):
         yield (

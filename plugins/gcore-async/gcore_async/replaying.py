@@ -22,7 +22,7 @@ _FREE = (
     *("checkpoint", "evaluation"),
     *("controller.shards", "controller.replicas"),
     *("controller.config.replay", "controller.config.unfinished"),
-    *("roles.rollout.slots", "roles.rollout.least", "roles.rollout.lent"),
+    *("roles.rollout.slots", "roles.rollout.least"),
 )
 _MISSING = "nothing"
 
@@ -47,12 +47,6 @@ def problems(plan: Mapping[str, Any], replay: str) -> Iterator[str]:
         yield f"{where}: {error.where}: {error.what} {error.why}"
         return
     earlier = read_config(directory)
-    if (earlier.get("roles", {}).get("rollout") or {}).get("lent"):
-        yield (
-            f"{where}: {replay} lent its trainer's devices (roles.rollout.lent), so the clock said "
-            "which replica sampled what; give another run."
-        )
-        return
     settings = earlier.get("controller", {}).get("config") or {}
     if settings.get("unfinished") == "keep":
         yield (

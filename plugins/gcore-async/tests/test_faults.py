@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
@@ -25,8 +24,6 @@ from gcore_core.contract.records import GIVEN_BACK, TRAINED, Header
 from gcore_core.controllers.checkpointing import Checkpointing
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.lending import Lending
-from gcore_core.controllers.placement.loans import Loans
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.runtime.shells import begun_records
 from gcore_core.runtime.shells.begun_records import Begun
@@ -176,29 +173,6 @@ def test_a_deterministic_run_ahead_does_not_depend_on_shards_or_weather(tmp_path
 
 
 CALM = Faults(0, rate=0.0, kills=0.0)
-#: Answers are so long that a wake and a push are short beside them.
-LENDING = replace(
-    JOB,
-    lent=1,
-    ranks=1,
-    judges=0,
-    prompts=6,
-    samples=4,
-    max_new_tokens=500,
-    late_end=400,
-    filter="gcore_core.builtin.filters:KeepAll",
-)
-
-
-def lent_in(outcome: Outcome, name: str) -> float:
-    """Returns a metric of lending, over all steps."""
-    return sum(report.metrics[f"lending/{name}"] for report in outcome.reports[1:])
-
-
-@pytest.fixture
-def lends_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer lends its devices whenever it waits."""
-    monkeypatch.setattr(Lending, "pays", lambda lending, missing, rate: missing > 0)
 
 
 @pytest.fixture
@@ -215,67 +189,6 @@ def given_back(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
     monkeypatch.setattr(DrawnRecords, "give_back", counted)
     return counts
-
-
-def run_lending(directory: Path, weather: Faults, ahead: int, midway: str, **job: Any) -> Outcome:
-    """Runs a job that lends; no rule is broken. The trainer checks every log-prob and mask."""
-    lending = replace(LENDING, **job)
-    made = program(ahead, 4, midway)
-    outcome = run_virtual(simulate(lending, directory, weather, made))
-    assert not broken_rules(outcome, lending, 4)
-    return outcome
-
-
-def test_it_lends_by_itself_where_that_pays(tmp_path: Path) -> None:
-    outcome = run_lending(tmp_path / "store", CALM, 0, "wait")
-    assert lent_in(outcome, "loans") > 0
-    assert lent_in(outcome, "seconds") > 0
-    assert outcome.reports[-1].metrics["lending/cost_s"] > 0
-
-
-def test_it_lends_nothing_where_a_loan_takes_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Loans, "slept_first", lambda loans, seconds: setattr(loans, "_cost_s", 1e6))
-    outcome = run_lending(tmp_path / "store", CALM, 0, "wait")
-    assert lent_in(outcome, "loans") == lent_in(outcome, "samples") == 0
-    assert outcome.versions["rollout.2"] == []
-
-
-@pytest.mark.usefixtures("lends_always")
-@pytest.mark.parametrize("shards", [1, 2])
-def test_samples_go_on_at_a_replica_that_wakes(
-    shards: int, given_back: Counter[int], tmp_path: Path
-) -> None:
-    outcome = run_lending(tmp_path / "store", CALM, 0, "wait", shards=shards)
-    assert given_back[0] > 0 and given_back[1] > 0
-    # One that had no action is drawn from the start.
-    assert lent_in(outcome, "samples") >= given_back.total()
-
-
-@pytest.mark.usefixtures("lends_always")
-def test_samples_go_on_elsewhere_when_the_trainer_takes_its_devices_back(
-    given_back: Counter[int], tmp_path: Path
-) -> None:
-    for seed in range(3):
-        run_lending(tmp_path / str(seed), CALM, 1, "recompute", shards=1 + seed)
-    assert given_back[2] > 0, "the lent replica gave nothing back"
-
-
-@pytest.mark.usefixtures("lends_always")
-@pytest.mark.parametrize(("ahead", "midway"), [(0, "wait"), (1, "recompute")])
-def test_the_rules_hold_where_processes_are_killed_while_devices_are_lent(
-    ahead: int, midway: str, tmp_path: Path
-) -> None:
-    hit = set()
-    loans = 0.0
-    for seed in range(40_000, 40_004):
-        weather = Faults(seed)
-        outcome = run_lending(tmp_path / str(seed), weather, ahead, midway, shards=1 + seed % 3)
-        loans += lent_in(outcome, "loans")
-        hit |= {fault for _, _, fault in weather.hits}
-    assert loans > 0
-    assert len(hit) >= len(FAULTS) - 1
 
 
 #: A checkpoint of each second step. Most samples need several steps.
@@ -349,32 +262,6 @@ def test_the_rules_hold_where_processes_are_killed_while_samples_are_given_back(
     assert len(hit) >= len(FAULTS) - 1
 
 
-def test_a_run_that_lends_keeps_unfinished_samples_too(
-    lends_always: None, given_back: Counter[int], tmp_path: Path
-) -> None:
-    for seed in range(60_000, 60_003):
-        job = replace(LENDING, shards=1 + seed % 3, checkpoint_every=1)
-        made = program(1, 4, "recompute", "keep")
-        outcome = run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), made))
-        assert not broken_rules(outcome, job, 4), f"seed {seed}"
-    assert given_back.total() > 0
-
-
-@pytest.mark.usefixtures("lends_always")
-def test_it_learns_as_without_lending(tmp_path: Path) -> None:
-    """The share of the letter that is rewarded rises in both, from the same beginning."""
-    rises = []
-    for lent in (0, 1):
-        sizes = {"replicas": 2 + lent, "lent": lent, "steps": 24, "prompts": 12}
-        outcome = run_lending(tmp_path / str(lent), CALM, 0, "wait", late_end=30, **sizes)
-        rewards = [report.metrics["reward/letters0"] for report in outcome.reports[1:]]
-        rises.append(float(np.mean(rewards[-2:])) - rewards[0])
-    assert lent_in(outcome, "samples") > 0
-    assert min(rises) > 0.3
-    assert rises[1] == pytest.approx(rises[0], abs=0.1)
-
-
-@pytest.mark.usefixtures("lends_always")
 @pytest.mark.parametrize(
     ("stands", "put"),
     [
@@ -399,4 +286,6 @@ def test_a_record_that_is_joined_wrongly_is_found(
     monkeypatch.setattr(Begun, "join", made["join"])
     with pytest.raises(WorkerError, match="did not draw|did not begin it|is masked"):
         for seed in range(3):
-            run_lending(tmp_path / str(seed), CALM, 1, "recompute", shards=1 + seed)
+            job = replace(KEEPING, shards=1 + seed, checkpoint_every=1)
+            made = program(1, 4, "recompute", "keep")
+            run_virtual(simulate(job, tmp_path / str(seed), CALM, made))

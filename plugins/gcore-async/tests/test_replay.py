@@ -246,14 +246,6 @@ def test_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     assert "the run has no journal of which groups its steps took." in told
 
 
-def test_a_run_that_lent_devices_is_not_repeated(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    lending = {**JOB, "roles": {**JOB["roles"], "rollout": {"use": "y", "slots": 2, "lent": 1}}}
-    (tmp_path / "config.yaml").write_text(json.dumps(lending))
-    (told,) = problems(JOB, run)
-    assert "lent its trainer's devices (roles.rollout.lent)" in told
-
-
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     run_of(tmp_path, LINES, end='\n{"step": 2, "beg')
     assert [line.step for line in read_memberships(tmp_path)] == [0, 1]

@@ -26,15 +26,6 @@ Where generative judges score answers, they are engines of their own, which no p
 
     engines   ... an answer ends |
     judges                       | a question about it | the next question | then it has its rewards
-
-Where devices are *lent*, the trainer's devices sample in a wait that the rule of
-``gcore_core.controllers.placement.lending`` expects
-to become shorter by more than the change of use takes:
-
-    trainer   waits | sleeps ..................... wakes | trains
-    engines   ..... | wake, push | sample | give back ... |
-
-Runs do this too, and give samples back by "continue".
 """
 
 from __future__ import annotations
@@ -51,12 +42,10 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.placement.lending import Lending, Rates
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
-from gcore_core.controllers.window.dealing import deal, lanes_of
+from gcore_core.controllers.window.dealing import deal
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.config import EngineProfile
-from gcore_sim.lending import GiveBack
 
 #: Steps whose groups may be begun for one that keeps none of them.
 _MOST_ROUNDS = 64
@@ -148,7 +137,6 @@ class AheadJob:
     judges: role of a judge -> the engine of its replica.
     asks_groups: whether judges are asked when a group has all its answers, not as each one ends.
     prefix_cache: whether a group's prompt is read once, not for each of its answers.
-    give_back: what becomes of a lent engine's samples when the trainer goes on.
     """
 
     prompts: int
@@ -162,7 +150,6 @@ class AheadJob:
     judges: Mapping[str, Profile | EngineProfile] = field(default_factory=dict)
     asks_groups: bool = False
     prefix_cache: bool = True
-    give_back: GiveBack = "redraw"
 
 
 @dataclass(frozen=True)
@@ -173,10 +160,9 @@ class Layout:
     ranks: ranks of the trainer.
     shared: whether the trainer is on the devices of all engines, which it uses in turns with them;
         only with ``ahead`` 0.
-    switch_s: seconds that changing from one use to the other and back takes: in each step where
-        they are shared, at each loan where they are lent.
+    switch_s: seconds that changing from one use to the other and back takes in each step,
+        where they are shared.
     shards: controllers.
-    lent: engines that sleep on the trainer's units, and sample while it waits.
     judges: role of a judge -> its engines.
     """
 
@@ -185,7 +171,6 @@ class Layout:
     shared: bool = False
     switch_s: float = 0.0
     shards: int = 1
-    lent: int = 0
     judges: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -203,11 +188,9 @@ class AheadStep:
     waited_s: the trainer waited for groups.
     drained_s: the trainer waited for samples to end, before its push.
     trained_s, pushed_s: training with its preparation, and the push.
-    idle_share: share of the time of the generators' own engines in which they had nothing to run,
+    idle_share: share of the time of the generators' engines in which they had nothing to run,
         pushes left out.
     judges_idle_share: the same of the judges' engines, of the whole step; 0 without judges.
-    lent_s: the trainer's devices were lent, with the seconds of both changes of use.
-    lost_tokens: tokens that lent engines had sampled and that are sampled again.
     age_mean, age_largest: versions between what began a group and the step that took it.
     """
 
@@ -218,8 +201,6 @@ class AheadStep:
     pushed_s: float
     idle_share: float
     judges_idle_share: float
-    lent_s: float
-    lost_tokens: int
     age_mean: float
     age_largest: int
 
@@ -258,7 +239,6 @@ class _Engine:
         self._now_s = 0.0
         self.busy_s = 0.0
         self.next_s = math.inf  # when its next answer ends
-        self._sleeps = False
         self._ended: list[Key] = []
 
     def add(self, now_s: float, samples: Iterable[tuple[Key, int, int]]) -> None:
@@ -288,49 +268,18 @@ class _Engine:
         self._now_s = max(self._now_s, until_s)
         self._foresee()
 
-    def sleep(self, now_s: float) -> None:
-        """Gives its memory back; what it has not ended stays with it, to be read again."""
-        self._play(now_s)
-        self._batch.forget_cache()
-        self._sleeps = True
-        self._foresee()
-
-    def wake(self, now_s: float) -> None:
-        """Goes on with what it has."""
-        self._sleeps = False
-        self._now_s = max(self._now_s, now_s)
-        self._foresee()
-
     def busy_until(self, now_s: float) -> float:
         """Returns ``busy_s`` as of now, to the end of a token."""
         self._play(now_s)
         self._foresee()
         return self.busy_s
 
-    def keys(self, now_s: float) -> list[Key]:
-        """Returns the samples that have not ended by now: those that run, then those that wait."""
-        self._play(now_s)
-        self._foresee()
-        return self._batch.keys()
-
-    def not_begun(self, now_s: float) -> list[Key]:
-        """Returns those of ``keys`` of which it has sampled nothing, for want of a place."""
-        self.keys(now_s)
-        return self._batch.not_begun()
-
-    def give_up(self, key: Key) -> int:
-        """Gives up a sample, one of ``keys``; returns the tokens that it has sampled of it."""
-        tokens = self._batch.done(key)
-        self._batch.remove(key)
-        self._foresee()
-        return tokens
-
     def _play(self, until_s: float) -> None:
         """Goes on until about a time: to the end of a token, in which samples may end.
 
         Those that have ended wait in ``_ended`` for ``end_next``.
         """
-        while self._now_s < until_s and not self._sleeps:
+        while self._now_s < until_s:
             seconds, keys = self._batch.advance(until_s - self._now_s)
             if seconds == 0:
                 self._now_s = until_s  # it has nothing to do
@@ -343,8 +292,7 @@ class _Engine:
         if self._ended:  # at the end of a token, just behind what was asked for
             self.next_s = self._now_s
         else:
-            seconds = math.inf if self._sleeps else self._batch.seconds_to_end()
-            self.next_s = self._now_s + seconds
+            self.next_s = self._now_s + self._batch.seconds_to_end()
 
 
 @dataclass
@@ -388,12 +336,9 @@ class _Run:
         rewards are there      _group_has_ended      _look
         training is over       _drain                the push begins, now or when nothing runs
         the push is over       _end_step             a row is written, the version goes up, _look
-        lent engines awake     _lent_engines_begin   they take samples that wait
-        lent engines asleep    _has_devices          the trainer goes on with ``_return``
 
     Decisions are made in ``_look``, as all shards make them together in a run: a step takes its
-    groups (``_train``), groups are begun (``_begin``), a push that waited goes on (``_push``),
-    devices are lent (``_lend_if_it_pays``).
+    groups (``_train``), groups are begun (``_begin``), a push that waited goes on (``_push``).
     """
 
     def __init__(
@@ -418,13 +363,10 @@ class _Run:
         self._source = source
         self._n_steps = steps
         self._deadlines = make(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
-        # The engines: their own come first, then those that are lent. Numbers count in this order.
         self._engines = [
             _Engine(job.profile, job.prefix_cache, self._sample_has_ended)
-            for _ in range(layout.replicas + layout.lent)
+            for _ in range(layout.replicas)
         ]
-        self._own = self._engines[: layout.replicas]
-        self._lent = self._engines[layout.replicas :]
         for role in job.judges:
             if layout.judges.get(role, 0) < 1:
                 raise ValueError(f"the judge {role!r} has no engine in {layout}")
@@ -438,18 +380,6 @@ class _Run:
         self._examined: dict[Key, _Examined] = {}  # key of a question -> the answer it is about
         self._questions = 0
         self._all = [*self._engines, *itertools.chain.from_iterable(self._judges.values())]
-        # Lending.
-        self._kept = set[int]()  # groups of which sleeping engines have a sample
-        self._lending = Lending(layout.replicas, layout.lent, layout.switch_s + job.push_s)
-        self._rates = Rates(layout.replicas)
-        self._awake = list(range(layout.replicas))  # numbers of engines
-        self._is_lent = False  # from the decision until the trainer has its devices back
-        self._lent_from_s = 0.0
-        self._lent_s = 0.0
-        self._lost_tokens = 0
-        self._queues = list[deque[list[Lease]]]()  # with parts that no engine has
-        self._return: Callable[[], None] | None = None  # what the trainer does after a loan
-        self._has = Counter[Key]()  # tokens that engines before its present one have sampled
         # The clock, and what was put off: (seconds, a number that keeps the order, what to do).
         self._now_s = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -466,7 +396,7 @@ class _Run:
         self._membership: Membership | None = None
         # Seconds at which this step began, took its groups, was trained, and began to push.
         self._marks: dict[str, float] = {"begun": 0.0}
-        # Seconds of work of the generators' own engines and of judges, up to the end of the step
+        # Seconds of work of the generators' engines and of judges, up to the end of the step
         # before.
         self._busy_s = 0.0
         self._judged_s = 0.0
@@ -501,16 +431,15 @@ class _Run:
         deadlines.look(deadlines.version, deadlines.wanted, told, push_waits=self._drains)
         if self._membership is None and (membership := deadlines.take()) is not None:
             self._membership = membership
-            self._with_devices(lambda: self._train(membership))
+            self._train(membership)
         for ordinals in deadlines.issues():
             self._begin(ordinals)
         if self._drains and not deadlines.in_flight:
             self._drains = False
-            self._with_devices(self._push)
-        self._lend_if_it_pays()
+            self._push()
 
     def _begin(self, ordinals: Sequence[int]) -> None:
-        """Begins groups: each shard deals its own to the engines that are awake, as in a run."""
+        """Begins groups: each shard deals its own to the engines, as in a run."""
         layout = self._layout
         for ordinal in ordinals:
             lengths = self._source.group(ordinal)
@@ -524,11 +453,9 @@ class _Run:
                 for ordinal in ordinals
                 if ordinal % layout.shards == shard
             ]
-            n_awake = len(self._awake)
-            for number, waiting in deal(leases, n_awake, shard, layout.shards, n_awake == 1):
-                if not any(waiting is one for one in self._queues):
-                    self._queues.append(waiting)
-                self._next_part((self._awake[number], waiting))
+            is_fixed = layout.replicas == 1
+            for lane in deal(leases, layout.replicas, shard, layout.shards, is_fixed):
+                self._next_part(lane)
 
     def _next_part(self, lane: tuple[int, deque[list[Lease]]]) -> None:
         """Gives a lane's replica the next part of its queue, if there is one.
@@ -542,22 +469,15 @@ class _Run:
         keys = [(lease.ordinal, sample) for lease in leases for sample in lease.samples]
         part = _Part(len(keys), lane)
         self._parts |= dict.fromkeys(keys, part)
-        # A lane of an engine that has been given back goes on at another one.
-        engine = self._engines[replica] if replica in self._awake else self._least_loaded()
-        engine.add(self._now_s, [self._sized(key) for key in keys])
+        self._engines[replica].add(self._now_s, [self._sized(key) for key in keys])
 
     def _sized(self, key: Key) -> tuple[Key, int, int]:
-        """Returns a sample with the tokens that an engine must read for it, and sample of it.
-
-        What another engine has sampled of it before counts as read.
-        """
+        """Returns a sample with the tokens that an engine must read for it, and sample of it."""
         lengths = self._lengths[key[0]]
-        has = self._has[key]
-        return key, lengths.prompt + has, lengths.answers[key[1]] - has
+        return key, lengths.prompt, lengths.answers[key[1]]
 
     def _sample_has_ended(self, key: Key) -> None:
         """A sample has ended: maybe its part is over, and maybe its group has all answers."""
-        self._has.pop(key, None)
         part = self._parts.pop(key)
         part.missing -= 1
         if not part.missing:
@@ -613,137 +533,9 @@ class _Run:
 
     def _group_has_ended(self, ordinal: int) -> None:
         """A group has all of its rewards."""
-        self._rates.add(1)
         begun = self._began[ordinal]
         teaches = self._lengths[ordinal].teaches
         self._look([Told(ordinal, teaches, False, begun, float(begun), 0.0)])
-
-    # -- lending -----------------------------------------------------------------------------------
-
-    def _lend_if_it_pays(self) -> None:
-        """Lends the trainer's devices where it waits and would wait less for it."""
-        if self._is_lent or not self._layout.lent:
-            return
-        waits_for = self._waits_for()
-        rate = self._rates.per_engine_s(self._now_s)
-        pays = self._lending.pays
-        if self._kept.isdisjoint(waits_for) and not (
-            # A look into the queue of each engine is costly, so it comes last.
-            pays(len(waits_for), rate) and pays(self._sooner(waits_for), rate)
-        ):
-            return
-        self._is_lent = True
-        self._lent_from_s = self._now_s
-        self._after(self._layout.switch_s / 2 + self._job.push_s, self._lent_engines_begin)
-
-    def _waits_for(self) -> set[int]:
-        """Returns the groups that the trainer waits for; none while it works.
-
-        Of a step's groups these are the oldest, as many as it lacks. It may take others.
-        """
-        deadlines = self._deadlines
-        if self._drains:
-            return set(self._unjudged)
-        if self._membership is not None or deadlines.wanted < deadlines.step:
-            return set()
-        oldest = sorted(self._unjudged, key=lambda ordinal: (self._began[ordinal], ordinal))
-        return set(oldest[: max(1, self._job.prompts - deadlines.finished)])
-
-    def _sooner(self, waits_for: set[int]) -> int:
-        """Returns how many of these groups may end sooner where more engines sample.
-
-        Where samples go on elsewhere, all may. Else those that lack a sample which no engine has
-        begun.
-        """
-        if self._job.give_back == "continue":
-            return len(waits_for)
-        keys = [key for engine in self._own for key in engine.not_begun(self._now_s)]
-        ordinals = {ordinal for ordinal, _ in keys}
-        ordinals |= {lease.ordinal for queue in self._queues for part in queue for lease in part}
-        return len(ordinals & waits_for)
-
-    def _lent_engines_begin(self) -> None:
-        """Lent engines are awake and have the weights: they take parts that wait, and samples."""
-        if self._return is not None:  # the wait was over before they were awake
-            self._give_back()
-            return
-        layout = self._layout
-        lent = list(range(layout.replicas, layout.replicas + layout.lent))
-        self._rates.awake(self._now_s, layout.replicas + layout.lent)
-        self._awake += lent
-        self._kept = set()
-        for number in lent:
-            self._engines[number].wake(self._now_s)
-        self._queues = [waiting for waiting in self._queues if waiting]
-        for waiting in self._queues:
-            for number in lent * lanes_of(layout.shards):
-                self._next_part((number, waiting))
-        self._share_samples()
-
-    def _share_samples(self) -> None:
-        """Gives lent engines as many samples as others have, where these can give some.
-
-        Where samples go on elsewhere, any are given. Else those that no engine has begun.
-        """
-        engines = [self._engines[number] for number in self._awake]
-        count = {id(one): len(one.keys(self._now_s)) for one in engines}
-        most = sum(count.values()) // len(engines)
-        for engine in self._own:
-            goes_on = self._job.give_back == "continue"
-            own = engine.keys(self._now_s) if goes_on else engine.not_begun(self._now_s)
-            while own and count[id(engine)] > most:
-                other = min(self._lent, key=lambda one: count[id(one)])
-                if count[id(other)] >= most:
-                    return
-                self._move(own.pop(), engine, other)
-                count[id(engine)] -= 1
-                count[id(other)] += 1
-
-    def _move(self, key: Key, engine: _Engine, other: _Engine) -> None:
-        """Moves a sample to another engine, with its tokens or without."""
-        tokens = engine.give_up(key)
-        if self._job.give_back == "continue":
-            self._has[key] += tokens
-        else:
-            self._lost_tokens += tokens
-        other.add(self._now_s, [self._sized(key)])
-
-    def _with_devices(self, act: Callable[[], None]) -> None:
-        """Does what needs the trainer: now, or where its devices are lent when it has them back."""
-        if not self._is_lent:
-            act()
-            return
-        self._return = act
-        if len(self._awake) > self._layout.replicas:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        """Puts lent engines to sleep. What becomes of their samples is what ``GiveBack`` says."""
-        layout = self._layout
-        self._rates.awake(self._now_s, layout.replicas)
-        self._awake = self._awake[: layout.replicas]
-        for engine in self._lent:
-            keys = engine.keys(self._now_s)
-            if self._job.give_back == "keep":
-                self._kept |= {ordinal for ordinal, _ in keys}
-            else:
-                for key in keys:
-                    self._move(key, engine, self._least_loaded())
-            engine.sleep(self._now_s)
-        self._after(layout.switch_s / 2, self._has_devices)
-
-    def _least_loaded(self) -> _Engine:
-        """Returns the engine with the fewest samples, of those that are awake."""
-        engines = [self._engines[number] for number in self._awake]
-        return min(engines, key=lambda engine: len(engine.keys(self._now_s)))
-
-    def _has_devices(self) -> None:
-        """The trainer has its devices back, and does what it was to do."""
-        self._is_lent = False
-        self._lent_s += self._now_s - self._lent_from_s
-        act, self._return = self._return, None
-        assert act is not None
-        act()
 
     # -- the trainer -------------------------------------------------------------------------------
 
@@ -760,7 +552,6 @@ class _Run:
         self._marks["trained"] = self._now_s
         if self._job.waits and self._deadlines.in_flight:
             self._drains = True
-            self._lend_if_it_pays()
         else:
             self._push()
 
@@ -788,9 +579,9 @@ class _Run:
         marks = self._marks
         seconds = self._now_s - marks["begun"]
         ages = [len(self._rows) - one.first for one in membership.trained] or [0]
-        busy_s = sum(engine.busy_s for engine in self._own)
+        busy_s = sum(engine.busy_s for engine in self._engines)
         pushed_s = self._now_s - marks["drained"]
-        could_run_s = len(self._own) * max(seconds - pushed_s, 1e-12)
+        could_run_s = len(self._engines) * max(seconds - pushed_s, 1e-12)
         judges = [engine for engines in self._judges.values() for engine in engines]
         judged_s = sum(engine.busy_until(self._now_s) for engine in judges)
         could_judge_s = max(len(judges) * seconds, 1e-12)
@@ -798,9 +589,6 @@ class _Run:
         self._judged_s = judged_s
         idle = 1 - (busy_s - self._busy_s) / could_run_s
         self._busy_s = busy_s
-        lent_s, self._lent_s = self._lent_s, 0.0
-        lost_tokens, self._lost_tokens = self._lost_tokens, 0
-        self._rates.end_step(self._now_s)
         return AheadStep(
             seconds=seconds,
             waited_s=marks["taken"] - marks["begun"],
@@ -809,8 +597,6 @@ class _Run:
             pushed_s=pushed_s,
             idle_share=min(max(idle, 0.0), 1.0),
             judges_idle_share=min(max(judges_idle, 0.0), 1.0),
-            lent_s=lent_s,
-            lost_tokens=lost_tokens,
             age_mean=float(np.mean(ages)),
             age_largest=max(ages),
         )

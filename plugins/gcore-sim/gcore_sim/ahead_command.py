@@ -11,14 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import print_table
 from gcore_sim.ahead import AheadJob, Layout, simulate_ahead, summarize
 from gcore_sim.ahead_trace import MeasuredRun, measured_run
-from gcore_sim.lending import GiveBack
 
 #: Number of parties -> how many parts the devices are cut into for the splits that are tried at
 #: first; then come those between the best one and its neighbours.
@@ -70,9 +69,6 @@ def run(words: list[str]) -> int:
         _best("split, synchronous", _synchronous(job), units, args, measured),
         _best(f"split, ahead {job.ahead}, age {job.age}", job, units, args, measured),
     ]
-    if args.lend:
-        lends = replace(job, give_back=args.lend)
-        candidates.append(_best(f"lent, {args.lend}", lends, units, args, measured, lends=True))
     if args.json:
         found = [
             {
@@ -148,12 +144,10 @@ def _best(
     args: argparse.Namespace,
     measured: MeasuredRun,
     *,
-    lends: bool = False,
     shares: bool = False,
 ) -> Candidate:
     """Returns the best split of the units between generators, judges and trainer, in this order.
 
-    lends: whether the trainer lends its units while it waits.
     shares: whether the trainer has all units, in turns with the others, which split them.
     """
     of_judges = _least_units(args, measured)
@@ -164,8 +158,7 @@ def _best(
         ranks = units if shares else rest.pop()
         devices = {role: count * args.size for role, count in zip(of_judges, rest, strict=True)}
         replicas = {role: count // measured.judges[role].size for role, count in devices.items()}
-        lent = ranks if lends else 0
-        layout = Layout(generators, ranks, shared=shares, lent=lent, judges=replicas)
+        layout = Layout(generators, ranks, shared=shares, judges=replicas)
         return _simulated(name, job, layout, args, measured, devices)
 
     least = [1, *of_judges.values(), *([] if shares else [1])]
@@ -189,8 +182,7 @@ def _simulated(
 
     judges: role of a judge -> its devices.
     """
-    changes = layout.shared or layout.lent
-    layout = replace(layout, switch_s=args.switch_s if changes else 0.0, shards=args.shards)
+    layout = replace(layout, switch_s=args.switch_s if layout.shared else 0.0, shards=args.shards)
     skip = job.ahead + 1 if job.ahead else 0
     rest = job.age if job.ahead else 0
     steps = simulate_ahead(job, layout, measured, args.steps + skip + rest)
@@ -284,15 +276,9 @@ def _print(candidates: Sequence[Candidate], job: AheadJob, size: int) -> None:
         )
     print(f"{job.prompts} groups a step, devices in units of {size}")
     print_table([*head, "mean age", "largest"], rows)
-    shared, _, ahead, *lent = candidates
+    shared, _, ahead = candidates
     gain = ahead.steps_a_minute / shared.steps_a_minute
     print(f"\nbest split: {_split(ahead, size)}; {gain:.2f} times as fast as all devices in turns.")
-    for one in lent:
-        share = one.figures["lent_s"] / one.figures["seconds"]
-        print(
-            f"lending: {_split(one, size)}, lent {share:.0%} of the time; "
-            f"{one.steps_a_minute / ahead.steps_a_minute:.2f} times as fast as without."
-        )
 
 
 def _split(one: Candidate, size: int) -> str:
@@ -325,13 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         "--switch-s",
         type=float,
         default=0.0,
-        help="seconds to change the use of shared or lent devices and back (0)",
-    )
-    parser.add_argument(
-        "--lend",
-        choices=get_args(GiveBack),
-        help="also try to lend the trainer's devices to generators while it waits; what becomes of "
-        'samples that are not ended then, of which runs do "continue" alone',
+        help="seconds to change the use of shared devices and back (0)",
     )
     parser.add_argument(
         "--profile",

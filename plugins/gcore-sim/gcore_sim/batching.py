@@ -86,14 +86,6 @@ class ContinuousBatch:
         """The number of tokens in the cache."""
         return self._offset + len(self._running) * self._steps
 
-    def keys(self) -> list[Key]:
-        """Returns the sequences that run, in order of admission, then those that wait."""
-        return [*self._running, *self._waiting]
-
-    def not_begun(self) -> list[Key]:
-        """Returns the sequences that wait for a place and have no token yet."""
-        return [key for key in self._waiting if not self._sampled[key]]
-
     def add(self, key: Key, prompt: int, answer: int) -> None:
         """Lets a sequence of ``answer`` tokens after ``prompt`` tokens wait for a place.
 

@@ -228,17 +228,6 @@ def test_judges_go_on_through_a_push() -> None:
         assert idle_s < 0.05 * period_s, "some step is always being judged"
 
 
-def test_a_lent_engine_does_not_help_a_group_that_judges_still_work_on() -> None:
-    """With lent engines it takes what it takes without: one more token of rounding at most."""
-    source = Judged((10, 10), (4000, 4000))
-    lends = judged(1.0, ahead=1, age=1, waits=False, give_back="continue")
-    seconds = [
-        mean_seconds(simulate_ahead(lends, replace(APART, lent=lent), source, 10)[3:-2], 0)
-        for lent in (0, 2)
-    ]
-    assert seconds[1] == pytest.approx(seconds[0], rel=0.2)
-
-
 def test_a_judge_without_an_engine_is_refused() -> None:
     with pytest.raises(ValueError, match="the judge 'judge' has no engine"):
         simulate_ahead(judged(1.0), Layout(2, 2), Judged(), 2)
@@ -512,19 +501,6 @@ def test_the_command_prints_the_best_split(
     assert cli.main(["simulate", "--async", "--trace", str(finished), "--steps", "3"]) == 0
     shown = capsys.readouterr().out
     assert "best split:" in shown and "trainer waits" in shown and "largest" in shown
-
-
-def test_the_command_says_what_lending_would_bring(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With ten devices the trainer never waits at the best split, so there is nothing to lend."""
-    words = ("--devices", "10", "--profile", ENGINE, "--age", "1", "--lend", "keep")
-    found = simulated(finished, capsys, *words)
-    assert found["lent keep"]["seconds"] == found["split ahead 1"]["seconds"]
-    assert found["lent keep"]["lent_s"] == found["split ahead 1"]["lent_s"] == 0
-    command = ["simulate", "--async", "--trace", str(finished), "--lend", "redraw"]
-    assert cli.main([*command, "--steps", "3"]) == 0
-    assert "lending: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
