@@ -171,8 +171,6 @@ class ControllerProvider(Provider):
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
     trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
         be right for them (``TakesStale``).
-    goes_on_with_gaps: it goes on from a checkpoint in which some ordinals are consumed above others
-        that are not, and takes none of them again. Without it such a checkpoint is refused.
     overlaps: it has generators draw while trainers work. Placement policies are told
         (``Window.overlaps``), and none may have roles take turns on a device.
 
@@ -184,7 +182,6 @@ class ControllerProvider(Provider):
     calls: Mapping[str, frozenset[str]]
     parts: frozenset[str] = PARTS
     trains_on_stale: bool = False
-    goes_on_with_gaps: bool = False
     overlaps: bool = False
 
     def problems(self, plugin: str) -> list[str]:

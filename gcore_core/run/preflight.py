@@ -29,14 +29,12 @@ from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, P
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
-from gcore_core.contract.providers import ControllerProvider
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.run.opened_data import open_data
 from gcore_core.run.row_checks import row_problems
-from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.shells.checked_rewards import read_known
 
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
@@ -274,10 +272,6 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
             todo="leave these as they were, or begin a new run from the exported weights",
             differences=differences,
         )
-    controller = plan.provided["controller"]
-    goes_on = isinstance(controller.spec, ControllerProvider) and controller.spec.goes_on_with_gaps
-    if not goes_on:
-        refuse_gaps(resumed.state, controller.reference, resumed.path)
 
 
 def check_same_files(config: Mapping[str, Any], changed: Sequence[str], *, by_itself: bool) -> None:

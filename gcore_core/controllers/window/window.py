@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.records import QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.algorithm_answers import waves_of
@@ -32,7 +32,6 @@ from gcore_core.controllers.window.verdicts import (
     too_many_failures,
     verdict_on,
 )
-from gcore_core.runtime.gaps import refuse_gaps
 from gcore_core.runtime.messages import TRAIN
 from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
@@ -98,7 +97,7 @@ class Window:
     ) -> None:
         facts = context.facts
         if not self.takes_any:
-            refuse_gaps(facts.state, "a window that takes groups in order", "controller.use")
+            _check_in_order(facts.state)
         self._context = context
         self._config = config
         self._placement = placement
@@ -387,6 +386,25 @@ class Window:
         counts["kept"] = len(groups)
         counts["rounds"] = self._quota.rounds if self._agree.lead else 0
         return groups
+
+
+def _check_in_order(state: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the steps of a checkpoint have taken groups out of order.
+
+    state: what the controllers saved.
+    """
+    above = state.get("window", {}).get("above")
+    if not above:
+        return
+    base = state["ledger"]["next_ordinal"]
+    raise ConfigError(
+        "a window that takes groups in order cannot go on from this checkpoint: its steps took "
+        "them out of order.",
+        where="controller.use",
+        why=f"ordinal {base} is not consumed, and {above[0]} is: it would be trained on again",
+        todo="resume it with the program that saved it; with ahead: 0 and age: 0 some steps of it "
+        "take what is left, and another program can go on",
+    )
 
 
 def _waves(context: ControllerContext) -> list[int] | None:

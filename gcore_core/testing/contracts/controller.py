@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -201,24 +200,6 @@ class ControllerContract(Contract):
         if self.resumes_exactly:
             assert resumed.letters == whole.letters[2:]
             assert resumed.logits == whole.logits
-
-    def test_with_gaps_in_a_checkpoint_it_takes_nothing_twice(self, tmp_path: Path) -> None:
-        """An ordinal is consumed above the first that is not, as by steps that took any groups."""
-        description = self.description()
-        assert isinstance(description, ControllerProvider)
-        if not description.goes_on_with_gaps:
-            self.not_claimed("going on with gaps (goes_on_with_gaps)")
-        whole = self.run(tmp_path / "store")
-        (saved,) = (one for one in whole.checkpoints if one.step == 2)
-        (tmp_path / "store-step2").rename(tmp_path / "again-step2")
-        base = saved.state["ledger"]["next_ordinal"]
-        window = {"above": [base + 1], "front": base + 2, "begun": [(base, 2)]}
-        kept = {"bounds": [1, 0, 0], **saved.state.get("window", {})}
-        gaps = msgspec.structs.replace(saved, state={**saved.state, "window": {**kept, **window}})
-        resumed = self.run(tmp_path / "again", resumed=gaps)
-        ordinals = {ordinal for letters in resumed.letters for ordinal, _ in letters}
-        assert base in ordinals, "it left out an ordinal that was not consumed"
-        assert base + 1 not in ordinals, "it took an ordinal again"
 
     def test_it_ends_when_it_is_told_to_stop(self, tmp_path: Path) -> None:
         """It saves the state at the end of a step that was reported."""

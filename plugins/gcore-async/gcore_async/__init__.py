@@ -19,7 +19,6 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
         trains_on_stale=True,
-        goes_on_with_gaps=True,
         overlaps=True,
     )
 

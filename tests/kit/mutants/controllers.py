@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
-from unittest import mock
 
 from gcore_core.builtin.filters import KeepAll
 from gcore_core.contract.controller import Controller
@@ -18,7 +17,6 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.controllers.window import Window
 from gcore_core.runtime.messages import PUBLISHED, Published
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.testing import ControllerContract
@@ -103,24 +101,6 @@ class ForgetsWhereItWas(CleanController):
         def state(self) -> dict[str, Any]:
             state = super().state()
             return {**state, "ledger": {**state["ledger"], "next_ordinal": 0}}
-
-
-class KnowsNoGaps(CleanController):
-    """It says that it goes on with gaps, and would count on from the first ordinal."""
-
-    caught_by = ("test_with_gaps_in_a_checkpoint_it_takes_nothing_twice",)
-    provider = ControllerProvider(
-        summary="-",
-        factory="gcore_core.controllers.synchronous:SynchronousController",
-        config=SyncConfig,
-        calls=CALLS,
-        goes_on_with_gaps=True,
-    )
-
-    class Program(SynchronousController):
-        def make_window(self, config: SyncConfig) -> Window:
-            with mock.patch.object(Window, "takes_any", True):
-                return super().make_window(config)
 
 
 class GoesOn(CleanController):
