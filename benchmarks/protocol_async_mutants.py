@@ -87,7 +87,7 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     ),
     "the base stays behind": (
         Deadlines,
-        "_end_step",
+        "_consume",
         "while self.base in self._above:",
         "if self.base in self._above:",
     ),
@@ -107,13 +107,13 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     "a push does not wait for samples": (
         RunningWindow,
         "_note_quiet",
-        "self._is_drawing() or self._is_behind()",
+        "self._deadlines.in_flight or self._is_behind()",
         "False",
     ),
     "a shard waits for its own samples alone": (
         RunningWindow,
         "_note_quiet",
-        "self._is_drawing() or self._is_behind()",
+        "self._deadlines.in_flight or self._is_behind()",
         "self._draws",
     ),
     "newer weights do where the run is to repeat": (

@@ -24,7 +24,6 @@ from gcore_core.contract.abilities import (
     keeps_unfinished,
     needs_routing,
     own_columns,
-    repeats_cuts,
     replica_slots,
     required_by,
     rewards_read_by,
@@ -104,7 +103,6 @@ def run(
     problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
     problems += _unfinished(settings, provided, objects)
-    problems += _repeated(provided, objects)
     problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
     problems += _asked_alone(settings, provided)
@@ -523,34 +521,6 @@ def _unfinished(
             "cannot go on after a restart; have them redrawn, or take a generator such as torch."
         )
     yield from _nothing_goes_on(settings, provided, where)
-
-
-#: Capabilities that generators need where an earlier run is repeated whose samples were cut.
-_OF_REPEATED = ("continues", "continues.exact")
-
-
-def _repeated(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
-    """Where samples are cut as in an earlier run, generators draw them in pieces."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not repeats_cuts(objects.get("controller")):
-        return
-    where = (
-        f"controller: {provided['controller'].reference} repeats a run in which pushes cut samples "
-        "(controller.config.replay), but"
-    )
-    lacking = [one for one in _OF_REPEATED if one not in rollout.spec.capabilities]
-    if lacking:
-        yield (
-            f"{where} generator {rollout.reference} has no capability {lacking[0]}: it cannot draw "
-            "a sample in pieces with the actions that it would have had without a break; leave the "
-            "replay out, or replay a run of midway: wait."
-        )
-    sampling = provided.get("sampling")
-    if sampling is not None and sampling.reference != "core/plain":
-        yield (
-            f"{where} sampling program {sampling.reference} draws records in waves or pieces of "
-            "its own; leave the replay out."
-        )
 
 
 def _nothing_goes_on(

@@ -225,18 +225,6 @@ class CutsSamples(Protocol):
 
 
 @runtime_checkable
-class RepeatsCuts(Protocol):
-    """Says that a step program has pushes cut samples where those of an earlier run did."""
-
-    def repeats_cuts(self) -> bool:
-        """Returns whether samples are cut where an earlier run says so, under these settings.
-
-        They are then drawn in pieces, so the policy's generators must claim the capabilities
-        "continues" and "continues.exact". Without the method: False.
-        """
-
-
-@runtime_checkable
 class KeepsUnfinished(Protocol):
     """Says that a step program saves what unfinished samples have, and goes on with it."""
 
@@ -453,11 +441,6 @@ def cuts_samples(config: Any) -> bool:
     return isinstance(config, CutsSamples) and config.cuts_samples()
 
 
-def repeats_cuts(config: Any) -> bool:
-    """Returns whether a step program cuts samples where pushes of an earlier run did."""
-    return isinstance(config, RepeatsCuts) and config.repeats_cuts()
-
-
 def keeps_unfinished(config: Any) -> bool:
     """Returns whether a step program goes on with unfinished samples when a run is resumed."""
     return isinstance(config, KeepsUnfinished) and config.keeps_unfinished()
@@ -570,7 +553,6 @@ ABILITIES = (
     _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
-    _ability(RepeatsCuts, "controller"),
     _ability(KeepsUnfinished, "controller"),
     _ability(PushesNearby, "controller"),
     _ability(SizesPushes, "controller"),

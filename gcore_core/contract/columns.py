@@ -148,15 +148,6 @@ def column_of_versions(versions: np.ndarray) -> dict[str, np.ndarray]:
     return {VERSION: versions} if is_cut else {}
 
 
-def cuts_in(columns: Columns) -> tuple[tuple[int, int], ...]:
-    """Returns where pushes have cut a record: (actions that it had, version that sampled on)."""
-    if VERSION not in columns:
-        return ()
-    versions = columns[VERSION]
-    places = (np.flatnonzero(np.diff(versions)) + 1).tolist()
-    return tuple((place, int(versions[place])) for place in places)
-
-
 def action_versions(columns: Columns, actions: int, first: int) -> np.ndarray:
     """Returns which version of the weights sampled each action of a record, int32[A].
 

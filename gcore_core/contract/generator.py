@@ -31,12 +31,6 @@ class Piece:
     begun: int32[K], actions of an earlier piece of an answer to the same prompt; none at first.
     actions: most actions that are sampled; 0: no limit of its own.
 
-    With the capability "continues.exact" a piece that has the seed of the whole sample samples the
-    very actions that the sample would have had at these places without a break, where the same
-    weights sample them: its random numbers follow from the seed and from the places in the whole
-    answer. So an answer that is drawn in pieces under one version after the other is that of a
-    sample which went on through the pushes; in a deterministic run bit for bit.
-
     An answer that has ended cannot be continued: by its end token or a stop string, or because it
     is as long as an answer may be. Such a request fails, with the reason "already_ended".
 

@@ -47,8 +47,6 @@ CAPABILITIES = frozenset(
         "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
         "continues",  # a generator that samples an answer piece by piece (Piece)
-        # a generator whose pieces have the random numbers of the whole sample, so that an answer in
-        "continues.exact",  # pieces is the one without a break (Piece)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",
@@ -176,7 +174,7 @@ class ControllerProvider(Provider):
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``,
         ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
-    ``cuts_samples``, ``repeats_cuts``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
+    ``cuts_samples``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

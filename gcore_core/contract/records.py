@@ -130,8 +130,6 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     replica: number of the generator's replica that sampled it.
     draft: number of the group's record that it was made from, whose text is a part of its prompt;
         -1 for an answer to the row's own prompt.
-    cuts: (actions that it had, version that sampled on), of each push that cut it, as its column
-        ``version`` says.
     """
 
     ordinal: int
@@ -157,7 +155,6 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     stamp: int = 0
     replica: int = 0
     draft: int = -1
-    cuts: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> tuple[int, int]:
@@ -209,8 +206,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: how many draws were lost before.
     drafts: (sample, its draft) of each sample that is made from an earlier one.
     begun: (sample, what it has) of each sample that another replica has begun and given back.
-    holds: (sample, number of its actions) of each sample that is to be given back when it has so
-        many, since another version goes on with it.
     """
 
     ordinal: int
@@ -220,7 +215,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 0
     drafts: tuple[tuple[int, DraftRef], ...] = ()
     begun: tuple[tuple[int, BegunRef], ...] = ()
-    holds: tuple[tuple[int, int], ...] = ()
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True, gc=False):

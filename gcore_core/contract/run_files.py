@@ -18,8 +18,6 @@ The layout; ``latest`` is the run with the highest number:
         tensors.undone.jsonl       lines of steps that were undone, as they were
         tokens.jsonl               tokens and log-probs of a few trained records, of every tenth step
         tokens.undone.jsonl        lines of steps that were undone, as they were
-        memberships.jsonl          which groups each step took, when they were begun and where pushes cut their records; only of programs that run ahead
-        memberships.undone.jsonl   lines of steps that were undone, as they were
         trace/controller.<k>.jsonl what shard k saw of every record and stage, with times
         trace.undone/              lines of steps that were undone, as they were
         samples/step_000020.jsonl  evaluated answers: {"prompt", "text", "rewards", "mode", "status"} a line; "arrays":
@@ -66,8 +64,6 @@ TOKENS_UNDONE = "tokens.undone.jsonl"
 POSITION = "position.json"
 PLACEMENT = "placement.jsonl"
 PLACEMENT_UNDONE = "placement.undone.jsonl"
-MEMBERSHIPS = "memberships.jsonl"
-MEMBERSHIPS_UNDONE = "memberships.undone.jsonl"
 TRACE = "trace"
 TRACE_UNDONE = "trace.undone"
 SAMPLES = "samples"

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.config.plan import Plan, learners
-from gcore_core.contract.abilities import keeps_unfinished, repeats_cuts
+from gcore_core.contract.abilities import keeps_unfinished
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Peer, Site
@@ -164,8 +164,7 @@ class Keeper:
         """
         if not (checkpoint / UNFINISHED).is_dir():
             return False
-        controller = self._plan.objects.get("controller")
-        if not (keeps_unfinished(controller) or repeats_cuts(controller)):
+        if not keeps_unfinished(self._plan.objects.get("controller")):
             return False
         goes_on = _sampling_of(saved_config(checkpoint)) == _sampling_of(self._plan.config)
         if not goes_on:

@@ -1,8 +1,8 @@
 """Takes out of a run's journals what is made again when it goes back to a checkpoint.
 
-The journals are ``placement.jsonl``, ``memberships.jsonl``, ``tensors.jsonl``, ``tokens.jsonl`` and
-the files of the trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's
-own: see ``directory.MetricsFile``.
+The journals are ``placement.jsonl``, ``tensors.jsonl``, ``tokens.jsonl`` and the files of the
+trace, which processes of the run append to. ``metrics.jsonl`` is the supervisor's own: see
+``directory.MetricsFile``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.contract.run_files import (
-    MEMBERSHIPS,
-    MEMBERSHIPS_UNDONE,
     PLACEMENT,
     PLACEMENT_UNDONE,
     TENSORS,
@@ -28,7 +26,6 @@ from gcore_core.runtime.replacing import replacing
 
 _JOURNALS = {
     PLACEMENT: PLACEMENT_UNDONE,
-    MEMBERSHIPS: MEMBERSHIPS_UNDONE,
     TENSORS: TENSORS_UNDONE,
     TOKENS: TOKENS_UNDONE,
 }

@@ -75,10 +75,7 @@ class GenerateRequest(Message):
     purpose: why records are drawn: TRAIN, GREEDY or SAMPLED.
     leases: what to draw; empty when this shard has no part in the round.
     least: the oldest version of the weights that may begin these samples.
-    exact: no newer version may draw them either, since the run is to repeat. Samples that others
-        have begun go on with the random numbers that they would have had without a break
-        (capability "continues.exact").
-    alone: it does not wait for other shards' parts of the round.
+    exact: no newer version may draw them either, since the run is to repeat.
     """
 
     step: int
@@ -88,7 +85,6 @@ class GenerateRequest(Message):
     leases: list[Lease]
     least: int
     exact: bool = False
-    alone: bool = False
 
 
 class ScoreRequest(Message):

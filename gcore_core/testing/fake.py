@@ -630,7 +630,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "continues", "continues.exact", "determinism", "logprobs", "sleep"}
+            {"abort", "continues", "determinism", "logprobs", "sleep"}
             | {"weights.fingerprint", "weights.midway", "weights.push"}
         ),
     )

@@ -150,7 +150,7 @@ def test_while_a_push_waits_nothing_is_begun_unless_the_run_is_to_repeat(exact: 
     deadlines.look(1, 1, [Told(8, True, False, 0, 0, 0.0)] if exact else [])
     begun = deadlines.issue()
     assert begun == ([9, 10, 11, 12] if exact else [8, 9, 10, 11, 12])
-    assert all(deadlines.began(ordinal) == 1 for ordinal in begun)
+    assert all(deadlines._begun[ordinal] == 1 for ordinal in begun)
 
 
 def test_the_last_steps_begin_nothing_that_no_step_takes() -> None:
@@ -212,7 +212,7 @@ def test_groups_that_go_on_in_a_resumed_window_keep_their_deadlines(
         before = Play(seed, keep=0.7, heavy=0.4)
         deadlines = deadlines_of(bounds)
         before.run(deadlines, 8)
-        begun = dict(deadlines.begun)
+        begun = dict(deadlines._begun)
         chance = random.Random(seed)
         running = sorted(begun.keys() - deadlines._told.keys())
         going_on = {o: begun[o] for o in running if chance.random() < unfinished_share}
@@ -223,7 +223,7 @@ def test_groups_that_go_on_in_a_resumed_window_keep_their_deadlines(
         assert resumed.restore(deadlines.state(), carried, going_on.keys()) == sorted(
             carried | going_on.keys()
         )
-        assert {o: v for o, v in resumed.begun if o in going_on} == going_on
+        assert {o: v for o, v in resumed._begun.items() if o in going_on} == going_on
         resumed.look(8, 7, [deadlines._told[ordinal] for ordinal in sorted(carried)])
         assert resumed.in_flight == len(going_on)
         assert resumed.complete == 0, "groups of before count again"

@@ -19,8 +19,6 @@ each group its verdict; a step program takes the groups of a step. The parts:
 
     deadlines         which groups are begun when, and which a step takes, so that none gets too old
     subsets           a ledger whose steps take any of its groups
-    journal           what was begun and taken, written down
-    replayed          the same again, from a journal
     running           the loop
 """
 

@@ -21,7 +21,7 @@ long. Versions that records report are not needed for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,6 @@ import msgspec
 import numpy as np
 
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
-from gcore_core.controllers.window.cuts import Cut
 
 
 class Told(msgspec.Struct, array_like=True, frozen=True):
@@ -41,8 +40,6 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     first: the oldest version of the weights that began one of its records.
     mean_first: the mean of these versions over its records.
     spanning: share of its records that more than one version sampled.
-    digest: of its records with their rewards, 64 bits.
-    cuts: where pushes have cut its records, where pushes do so.
     """
 
     ordinal: int
@@ -51,8 +48,6 @@ class Told(msgspec.Struct, array_like=True, frozen=True):
     first: int
     mean_first: float
     spanning: float
-    digest: int = 0
-    cuts: list[Cut] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +56,10 @@ class Membership:
 
     trained: the groups that it trains on, by ordinal.
     consumed: their ordinals and those of the groups that it passes over for good, sorted.
-    digests: of the records of these groups, in the same order.
-    cuts: where pushes have cut these records.
     """
 
     trained: list[Told]
     consumed: list[int]
-    digests: list[int]
-    cuts: list[Cut]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,11 +167,6 @@ class Deadlines:
         self.rounds += 1
         return ordinals
 
-    def issues(self) -> Iterator[list[int]]:
-        """Yields the ordinals of each round that is to begin now."""
-        if ordinals := self.issue():
-            yield ordinals
-
     def _next(self, count: int) -> list[int]:
         """Returns the lowest ordinals that are not begun: first those that are begun again."""
         again = self._again[:count]
@@ -222,12 +208,6 @@ class Deadlines:
         if self._drops and not self.bounds.exact and self._kept_flags:
             flags = np.array(self._kept_flags, np.int64)
             self.belief = self.belief.after(by_quarter(flags), by_quarter(np.ones(len(flags))))
-        return self._end_step(trained, consumed)
-
-    def _end_step(self, trained: list[Told], consumed: list[int]) -> Membership:
-        """Ends a step that trains on some groups and consumes these ordinals."""
-        digests = [self._told[ordinal].digest for ordinal in consumed]
-        cuts = [cut for ordinal in consumed for cut in self._told[ordinal].cuts]
         for ordinal in consumed:
             del self._begun[ordinal]
             del self._told[ordinal]
@@ -238,18 +218,9 @@ class Deadlines:
         self._kept_flags = []
         self.step += 1
         self.issued = self.rounds = self.unusable = self.complete = 0
-        return Membership(trained=trained, consumed=consumed, digests=digests, cuts=cuts)
+        return Membership(trained=trained, consumed=consumed)
 
     # -- what is so --------------------------------------------------------------------------------
-
-    @property
-    def begun(self) -> list[tuple[int, int]]:
-        """Each group that is begun and that no step has taken: its ordinal, what began it."""
-        return sorted(self._begun.items())
-
-    def began(self, ordinal: int) -> int:
-        """Returns the version that began a group which no step has taken."""
-        return self._begun[ordinal]
 
     @property
     def in_flight(self) -> int:

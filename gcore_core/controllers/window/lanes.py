@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
@@ -17,7 +17,6 @@ from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import GIVEN_BACK, UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.cuts import Pieces
 from gcore_core.controllers.window.dealing import spread, without
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
@@ -121,9 +120,6 @@ class Lanes:
     fixed: a replica waits for a part from every shard, so it gets its part even where its machine
         is about to leave.
     exact: no newer version than ``Round.least`` may draw, see ``GenerateRequest``.
-    alone: a replica waits for no other shard's part.
-    pieces: where an earlier run is repeated whose samples were cut: by which pieces they are drawn.
-    held: samples that replicas have given back since another version draws the next piece of them.
     """
 
     def __init__(
@@ -137,8 +133,6 @@ class Lanes:
         fixed: bool,
         *,
         exact: bool,
-        alone: bool = False,
-        pieces: Pieces | None = None,
     ) -> None:
         self._context = context
         self._placement = placement
@@ -148,11 +142,8 @@ class Lanes:
         self._gate = gate
         self._fixed = fixed
         self._exact = exact
-        self._alone = alone
-        self._pieces = pieces
         self._tasks = set[asyncio.Task[None]]()
         self._changed = asyncio.Event()
-        self.held: list[Lease] = []
 
     async def work_off(
         self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
@@ -260,8 +251,7 @@ class Lanes:
         """Draws one part.
 
         Samples that the replica gives back are taken out of ``leases``. They go on elsewhere at
-        once; while the gate is closed they become the first part of ``waiting``. Where an earlier
-        run is repeated they are ``held``.
+        once; while the gate is closed they become the first part of ``waiting``.
 
         Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
         with what it drew; where only one version may draw, WeightsGone when the replica holds a
@@ -271,23 +261,15 @@ class Lanes:
         facts = self._context.facts
         round_ = self._round
         ledger = self._ledger
-        pieces = self._pieces
         request = GenerateRequest(
             round_.step,
             round_.number,
             facts.shard,
             round_.purpose,
-            list(leases) if pieces is None else [pieces.held(lease) for lease in leases],
+            list(leases),
             round_.least,
             exact=self._exact,
-            alone=self._alone,
         )
-        # What was begun has the version that began it, and the newest is that of the round.
-        firsts = {
-            (lease.ordinal, sample): begun.versions[0]
-            for lease in leases
-            for sample, begun in lease.begun
-        }
         sent_s = asyncio.get_running_loop().time()
         stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
@@ -298,16 +280,14 @@ class Lanes:
                 ended = [header for header in came if header.status != GIVEN_BACK]
                 check_versions(ended, round_, replica.name)
                 if request.exact:
-                    check_repeats(came, round_, replica.name, firsts)
+                    check_repeats(came, round_, replica.name)
                 fresh = [header for header in ended if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 self._scoring.add(fresh)
                 if given_back:
                     leases[:] = without(leases, {header.key for header in given_back})
                     unfinished = ledger.give_back(given_back)
-                    if pieces is not None:
-                        self.held += unfinished
-                    elif not self._gate.is_closed:
+                    if not self._gate.is_closed:
                         self._go_on(unfinished, replica.name)
                     elif unfinished:
                         waiting.appendleft(unfinished)
@@ -336,24 +316,15 @@ def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> No
         )
 
 
-def check_repeats(
-    headers: Iterable[Header],
-    round_: Round,
-    replica: str,
-    firsts: Mapping[tuple[int, int], int] = {},
-) -> None:
+def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> None:
     """Raises WeightsGone when newer weights sampled a record than a run that repeats would have.
 
     In a deterministic run ``Round.least`` is not only the oldest version that may begin a sample:
     it is the version that samples it, from its first action to its last. Generators that no push
     has reached are left out, and so are records that were read and not sampled.
-
-    firsts: (ordinal, sample) -> the version of its first action, of those that were begun before.
     """
     for header in headers:
         if header.stamp == UNSEALED or set(header.versions) <= {round_.least, UNSAMPLED}:
-            continue
-        if header.versions == (firsts.get(header.key), round_.least):
             continue
         first, last = header.versions
         drew = f"version {last}" if first == last else f"versions {first} to {last}"

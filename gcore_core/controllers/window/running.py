@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -20,12 +18,8 @@ from gcore_core.contract.run_files import Record
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.cuts import Cut, cuts_of
 from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
-from gcore_core.controllers.window.drawing import Drawing
-from gcore_core.controllers.window.journal import MembershipJournal, pieces_of, read_memberships
 from gcore_core.controllers.window.lanes import Round
-from gcore_core.controllers.window.replayed import ReplayedDeadlines
 from gcore_core.controllers.window.subsets import SubsetLedger
 from gcore_core.controllers.window.verdicts import (
     Settled,
@@ -34,7 +28,6 @@ from gcore_core.controllers.window.verdicts import (
 )
 from gcore_core.controllers.window.window import TICK_SHARE, Taken, Window, _digests
 from gcore_core.runtime.messages import TRAIN
-from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
 
 # How often shards look together while a step waits for its groups: every ``TICK_S`` seconds, and
 # when it has waited long after ``TICK_SHARE`` of that. While no step waits, every ``IDLE_TICK_S``.
@@ -49,14 +42,12 @@ class Look(msgspec.Struct, array_like=True):
     wanted: the step whose groups it wants; of all shards the lowest.
     told: its groups that have become complete since its last look; those of all shards are joined,
         by ordinal.
-    draws: rounds of which it has something drawn under the weights of now; of all shards their sum.
     push_waits: whether it waits with its push until nothing is in flight; whether any shard does.
     """
 
     version: int
     wanted: int
     told: list[Told]
-    draws: int = 0
     push_waits: bool = False
 
 
@@ -78,10 +69,6 @@ class RunningWindow(Window):
     each other which groups have ended. What follows from that each computes for itself.
 
     ahead, age: see ``deadlines``.
-    replay: the directory of a run that this one repeats; None: it decides itself.
-    by_clock: steps take what is complete in a deterministic run, too.
-    cuts: pushes come while samples run, and the journal says where they cut these. With ``replay``
-        each push waits until all samples are where it cut them, so ``drain`` is called before it.
     keeps: a checkpoint also holds what unfinished samples have, and a run that is resumed from it
         goes on with them. ``give_back`` is then called before a push.
     """
@@ -96,9 +83,6 @@ class RunningWindow(Window):
         *,
         ahead: int,
         age: int,
-        replay: str | None = None,
-        by_clock: bool = False,
-        cuts: bool = False,
         keeps: bool = False,
     ) -> None:
         facts = context.facts
@@ -108,16 +92,10 @@ class RunningWindow(Window):
             ahead=ahead,
             age=age,
             limit=config.max_rounds * config.prompts,
-            exact=facts.run.deterministic and not by_clock,
+            exact=facts.run.deterministic,
             steps=facts.run.steps,
         )
-        make: Callable[..., Deadlines] = Deadlines
-        self._pieces = None  # where an earlier run is repeated whose samples were cut
-        if replay is not None:
-            lines = read_memberships(Path(replay))
-            make = partial(ReplayedDeadlines, lines=lines, source=replay)
-            self._pieces = pieces_of(lines, replay) if cuts else None
-        self._deadlines = make(
+        self._deadlines = Deadlines(
             bounds=bounds,
             step=start,
             base=facts.next_ordinal,
@@ -126,9 +104,6 @@ class RunningWindow(Window):
             wanted=start - 1,
         )
         super().__init__(context, config, placement)
-        self._drawing = Drawing(
-            context, placement, cuts=cuts, pieces=self._pieces, on_rest=self._wave_rests
-        )
         # Its records are copied nowhere, so a machine that is lost takes some of them with it.
         context.lost.survivable = False
         self._subsets = SubsetLedger(
@@ -161,23 +136,12 @@ class RunningWindow(Window):
         self._idle_since_s: float | None = None
         self._idle_s = 0.0
         self._metrics = dict[str, float]()
-        self._cuts = cuts
-        self._drawn = 0  # rounds of which any shard has something drawn, as of the latest look
         self._keeps = keeps
         self._goes_on = set[int]()  # groups of a checkpoint that go on; their leases are next
         self._unscored = list[Header]()  # of these, this shard's records that have no scores
         self._went_on = 0  # samples that go on from what a checkpoint has, of all shards
         self._restore()
         self._state = self._present_state()
-
-    @property
-    def last_step(self) -> int | None:
-        """The step behind the last that can be taken; None where any can.
-
-        It is there where a run is replayed.
-        """
-        replayed = self._deadlines
-        return replayed.end if isinstance(replayed, ReplayedDeadlines) else None
 
     def _restore(self) -> None:
         """Takes over the groups that a checkpoint holds; a new run has none."""
@@ -193,8 +157,6 @@ class RunningWindow(Window):
         going_on = [header for header in unfinished if header.ordinal in self._goes_on]
         self._went_on = sum(header.status == GIVEN_BACK for header in going_on)
         self._unscored = self._subsets.go_on_with(going_on, set(facts.rewards))
-        directory = Path(facts.trace).parent if facts.trace and self._agree.lead else None
-        self._journal = MembershipJournal(directory, self._deadlines.begun, cuts=self._cuts)
 
     # -- what a step program calls -----------------------------------------------------------------
 
@@ -220,8 +182,8 @@ class RunningWindow(Window):
     async def drain(self) -> None:
         """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
 
-        Every sample is scored then, but for those of a replay that are held where they were cut.
-        Where devices move, this shard also asks no replica and no scorer any more.
+        Every sample is scored then. Where devices move, this shard also asks no replica and no
+        scorer any more.
 
         Raises what failed in producing.
         """
@@ -266,7 +228,6 @@ class RunningWindow(Window):
         self._version = taken.step + 1
         self._push_waits = False
         self._begin_rollout()
-        self._drawing.published(self._version)
         self._drawing.go_on()
         self._wake.set()
         return verdicts
@@ -306,14 +267,8 @@ class RunningWindow(Window):
         """Has all shards tell what has ended, and which version and step each is at."""
         self._wake.clear()
         self._settle_latest()
-        told = [_told(one, self._cuts_of(one)) for one in self._latest]
-        own = Look(
-            self._version,
-            self._wanted,
-            told,
-            draws=self._own_draws,
-            push_waits=self._push_waits,
-        )
+        told = [_told(one) for one in self._latest]
+        own = Look(self._version, self._wanted, told, self._push_waits)
 
         async def lead(parts: list[bytes]) -> list[bytes]:
             looks = [msgspec.msgpack.decode(part, type=Look) for part in parts]
@@ -321,20 +276,15 @@ class RunningWindow(Window):
                 min(look.version for look in looks),
                 min(look.wanted for look in looks),
                 sorted((one for look in looks for one in look.told), key=lambda one: one.ordinal),
-                draws=sum(look.draws for look in looks),
-                push_waits=any(look.push_waits for look in looks),
+                any(look.push_waits for look in looks),
             )
             return [msgspec.msgpack.encode(together)] * self._agree.shards
 
         answer = await self._agree.ask("look", msgspec.msgpack.encode(own), lead)
         together = msgspec.msgpack.decode(answer, type=Look)
         self._deadlines.look(together.version, together.wanted, together.told, together.push_waits)
-        self._drawn = together.draws
         self._raise_if_too_many_failed()
         self._latest = []
-
-    def _cuts_of(self, one: Settled) -> list[Cut]:
-        return cuts_of(one.group, self._deadlines.began(one.ordinal)) if self._cuts else []
 
     def _settle_latest(self) -> None:
         """Gives a verdict to every group of this shard that has become complete."""
@@ -394,9 +344,6 @@ class RunningWindow(Window):
         self._context.trace.flush()
         counts["kept"] = len(groups)
         self._left_out.take(own, bool(membership.trained))
-        self._journal.takes(
-            step, sorted(trained), membership.consumed, membership.digests, membership.cuts
-        )
         self._note_metrics(step, membership)
         return Taken(
             step=step,
@@ -413,21 +360,11 @@ class RunningWindow(Window):
 
     def _begin_groups(self) -> None:
         """Begins what may be begun now, on all shards alike."""
-        for ordinals in self._deadlines.issues():
-            self._begin(ordinals)
-
-    def _begin(self, ordinals: list[int]) -> None:
-        """Begins one round: has this shard's part of it drawn, under the weights published last."""
-        self._journal.begins(self._deadlines.version, ordinals)
-        if self._pieces is not None:
-            # Where no step took a group, nothing is known of how pushes cut it.
-            ordinals = [ordinal for ordinal in ordinals if self._pieces.knows(ordinal)]
-        if ordinals:
-            self._drawn += 1
+        if ordinals := self._deadlines.issue():
             self._draw(ordinals)
 
     def _draw(self, ordinals: list[int], unscored: Sequence[Header] = ()) -> None:
-        """Has this shard's part of a round drawn.
+        """Has this shard's part of a round drawn, under the weights published last.
 
         unscored: finished records of these groups that have no scores.
         """
@@ -460,7 +397,7 @@ class RunningWindow(Window):
 
     def _note_quiet(self) -> None:
         """Notes whether nothing is in flight, and nothing is begun before the next push."""
-        if self._is_drawing() or self._is_behind():
+        if self._deadlines.in_flight or self._is_behind():
             self._is_quiet.clear()
             return
         if self._placement.moves and not self._is_quiet.is_set():
@@ -478,17 +415,6 @@ class RunningWindow(Window):
             draw.cancel()
         await asyncio.gather(*draws, return_exceptions=True)
 
-    def _is_drawing(self) -> bool:
-        """Whether any shard has something in flight that a push waits for."""
-        if self._pieces is None:
-            return self._deadlines.in_flight > 0
-        return self._drawn > 0
-
-    @property
-    def _own_draws(self) -> int:
-        """How many rounds this shard has something drawn of under the weights of now."""
-        return len(self._draws) - self._drawing.resting
-
     def _is_behind(self) -> bool:
         """Whether other shards were not yet where this one is, when all looked."""
         deadlines = self._deadlines
@@ -502,7 +428,7 @@ class RunningWindow(Window):
         """
         if self._failed is not None:
             raise self._failed
-        others_draw = self._is_drawing() and not self._own_draws
+        others_draw = self._deadlines.in_flight and not self._draws
         if not others_draw and not self._is_behind():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_s()):
@@ -512,7 +438,7 @@ class RunningWindow(Window):
 
     def _tick_s(self) -> float | None:
         """Returns for how long to wait at most; None where only an event can change anything."""
-        if not self._own_draws:
+        if not self._draws:
             return None
         if self._deadlines.wanted < self._deadlines.step:
             return IDLE_TICK_S
@@ -551,14 +477,9 @@ class RunningWindow(Window):
         self._draws.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failed = task.exception()
-        if self._failed is not None or not self._own_draws:
+        if self._failed is not None or not self._draws:
             self._wake.set()
         self._note_idle()
-
-    def _wave_rests(self) -> None:
-        """Wakes the loop if nothing of this shard can be drawn before the next push."""
-        if not self._own_draws:
-            self._wake.set()
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -589,9 +510,8 @@ class RunningWindow(Window):
         return {"ledger": ledger, "quota": {}, "window": self._deadlines.state()}
 
 
-def _told(one: Settled, cuts: list[Cut]) -> Told:
+def _told(one: Settled) -> Told:
     """Returns what all shards are told of a group that has its verdict."""
-    digests = [digest for header in one.group for digest in _digests_of(header)]
     firsts = [header.versions[0] for header in one.group]
     spanning = [header.versions[0] != header.versions[1] for header in one.group]
     return Told(
@@ -601,10 +521,4 @@ def _told(one: Settled, cuts: list[Cut]) -> Told:
         min(firsts),
         float(np.mean(firsts)),
         float(np.mean(spanning)),
-        sum_of(digests),
-        cuts,
     )
-
-
-def _digests_of(header: Header) -> tuple[int, int]:
-    return generation_digest(header), rewarding_digest(header)

@@ -57,19 +57,11 @@ class Begun:
         """How many actions it has."""
         return int(self.columns[_ACTIONS].size)
 
-    def request(
-        self, request: SampleRequest, *, hold: int = 0, exact: bool = False
-    ) -> SampleRequest:
-        """Returns what is asked of the engine that goes on, of a request for the whole sample.
-
-        hold: behind how many actions of the sample it is to be given back again; 0: it goes on to
-            its end.
-        exact: with the random numbers that the sample would have had without a break.
-        """
+    def request(self, request: SampleRequest) -> SampleRequest:
+        """Returns what is asked of the engine that goes on, of a request for the whole sample."""
         begun = np.array(self.columns[_ACTIONS], np.int32)
-        piece = Piece(begun=begun, actions=max(hold - len(begun), 0))
-        seed = request.seed if exact else continued_seed(self.seed, len(begun))
-        return replace(request, seed=seed, piece=piece)
+        seed = continued_seed(self.seed, len(begun))
+        return replace(request, seed=seed, piece=Piece(begun=begun))
 
     def join(self, later: Finished) -> Finished:
         """Returns the record of both parts. Raises ContractError where they do not fit together.

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gcore_core.contract.columns import VERSION, cuts_in, version_problem
+from gcore_core.contract.columns import VERSION, version_problem
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
@@ -17,7 +17,6 @@ from gcore_core.contract.records import (
     FAILED,
     GIVEN_BACK,
     HEADER_LIMIT_BYTES,
-    OPEN,
     Header,
     Lease,
     Prompt,
@@ -77,7 +76,6 @@ class DrawnRecords:
         self._origins: dict[Key, tuple[int, int]] = {}
         # Of samples that run and that another replica has begun: what they have of it.
         self._begun: dict[Key, Begun] = {}
-        self._held = set[Key]()  # samples that run, and that are given back where they are open
         self.over = 0  # records of earlier steps are gone
 
     def __len__(self) -> int:
@@ -124,7 +122,6 @@ class DrawnRecords:
             del self._running[key]
             self._origins.pop(key, None)
             self._begun.pop(key, None)
-            self._held.discard(key)
         return keys
 
     def unfinished(self) -> list[Key]:
@@ -150,11 +147,6 @@ class DrawnRecords:
         """
         self._begun |= {(ordinal, sample): has for sample, has in begun.items()}
 
-    def note_held(self, lease: Lease, samples: Sequence[int]) -> None:
-        """Notes which samples of a lease that run here are given back when a piece is drawn."""
-        held = {sample for sample, _ in lease.holds}
-        self._held.update((lease.ordinal, sample) for sample in samples if sample in held)
-
     def _has(self, key: Key, step: int) -> bool:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
@@ -162,15 +154,8 @@ class DrawnRecords:
     async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
         """Stores the records among these that run here, and tells those who wait for them.
 
-        Those that are held here, and that the policy has not ended, are given back.
-
         stamp: of the weights that the backend holds.
         """
-        held = [one for one in finished if one.status == OPEN and _key(one) in self._held]
-        if held:
-            keys = set(map(_key, held))
-            finished = [one for one in finished if _key(one) not in keys]
-            await self.give_back(held, stamp)
         records = self._joined(finished)
         headers = self._headers(records, stamp)
         await self._keep_all(records, headers)
@@ -208,7 +193,6 @@ class DrawnRecords:
             if key not in self._running:
                 continue
             self._ending.add(key)
-            self._held.discard(key)
             _check_version_column(record)
             begun = self._begun.pop(key, None)
             records.append(record if begun is None else begun.join(record))
@@ -347,5 +331,4 @@ def _header(
         seal=seal_of(request.ordinal, request.sample, row_digest, columns),
         replica=replica,
         draft=draft,
-        cuts=cuts_in(columns),
     )

@@ -372,11 +372,8 @@ class GeneratorShell:
         self._records.note_begun(
             lease.ordinal, {s: read.begun[s] for s in samples if s in read.begun}
         )
-        self._records.note_held(lease, samples)
-        holds = dict(lease.holds)
         requests = []
         for sample in samples:
-            hold = holds.get(sample, 0)
             whole = SampleRequest(
                 ordinal=lease.ordinal,
                 sample=sample,
@@ -384,10 +381,7 @@ class GeneratorShell:
                 prompt=opened.refined.get(sample, opened.prompt),
                 greedy=request.purpose == GREEDY,
                 attempt=lease.attempt,
-                piece=Piece(actions=hold) if hold else None,
             )
             begun = read.begun.get(sample)
-            requests.append(
-                whole if begun is None else begun.request(whole, hold=hold, exact=request.exact)
-            )
+            requests.append(whole if begun is None else begun.request(whole))
         return requests

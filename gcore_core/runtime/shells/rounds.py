@@ -48,7 +48,7 @@ class Rounds:
         to the engine. A later or a repeated request gets only its own leases. Some of them may have
         been submitted with the first: ``DrawnRecords.begin`` leaves out what runs or is finished.
         """
-        if self._restarted and not request.alone:
+        if self._restarted:
             self._restarted = False
             self._skips_waiting_in = request.step
         key = request.step, request.round, request.purpose
@@ -57,7 +57,7 @@ class Rounds:
         group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:
             group.complete.set()
-        elif not (request.alone or group.submitted or request.step == self._skips_waiting_in):
+        elif not (group.submitted or request.step == self._skips_waiting_in):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._gather_s):
                     await group.complete.wait()

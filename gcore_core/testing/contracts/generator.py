@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.contract.columns import ROUTING, cuts_in, routing_problem
+from gcore_core.contract.columns import ROUTING, routing_problem
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import (
     Finished,
@@ -25,8 +25,6 @@ from gcore_core.testing.contracts.generator_engine import EngineTests
 from gcore_core.testing.contracts.generator_logprobs import LogprobTests
 from gcore_core.testing.contracts.generator_midway import MidwayTests, without_media
 from gcore_core.testing.contracts.sleep import SleepTests
-from gcore_core.testing.contracts.weights import perturbed, push
-from gcore_core.testing.safetensors_files import Tensors
 
 Key = tuple[int, int]  # ordinal, sample
 #: Columns that every record has, and their dtypes.
@@ -40,8 +38,6 @@ _COLUMNS = {
 }
 
 
-#: How often samples are drawn until a push cuts one of them.
-_TRIES = 5
 #: Names of tests that need sampled records. They are not claimed where the generator ``reads``.
 _OF_SAMPLES = frozenset(
     {
@@ -449,60 +445,6 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             ended += 1
         assert ended, "no greedy answer has an action: let prompts have longer ones"
 
-    @claims("continues.exact")
-    def test_a_sample_in_pieces_is_the_one_without_a_break(
-        self, generator: Any, requests: list[SampleRequest]
-    ) -> None:
-        """Its random numbers follow from the seed and the place in the whole answer."""
-        wholes = self.run(generator, requests).values()
-        halves = {key_of(one): one.columns["action_ids"].size // 2 for one in wholes}
-        cut = [one for one in wholes if halves[key_of(one)]]
-        assert cut, "no sample has two actions: let them be longer"
-        firsts = self.run(generator, [_first(one, halves[key_of(one)]) for one in cut])
-        seconds = self.run(generator, [_second(one, firsts[key_of(one)]) for one in cut])
-        self._are_the_same(cut, firsts, seconds)
-
-    @claims("continues.exact")
-    def test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it(
-        self, generator: Any, requests: list[SampleRequest], weights: Tensors
-    ) -> None:
-        """Behind the cut, too, random numbers follow from the place in the whole answer."""
-        if "weights.midway" not in self.claimed():
-            self.not_claimed("weights.midway, by which pushes cut samples")
-        for _ in range(_TRIES):
-            # An engine that several tests share may hold what an earlier one has pushed.
-            before = generator.version + 1
-            push(generator, weights, before)
-            with self.held(generator):
-                generator.submit(requests)
-                records = [record for _ in range(2) for record in generator.step()]
-                push(generator, perturbed(weights), before + 1)
-            records += self.drain(generator, requests, records)
-            cut = [record for record in records if cuts_in(record.columns)]
-            push(generator, weights, before + 2)
-            if not cut:
-                continue
-            firsts = self.run(generator, [_first(one, cuts_in(one.columns)[0][0]) for one in cut])
-            push(generator, perturbed(weights), before + 3)
-            seconds = self.run(generator, [_second(one, firsts[key_of(one)]) for one in cut])
-            self._are_the_same(cut, firsts, seconds)
-            return
-        pytest.fail("no sample went on through a push: let samples be longer")
-
-    def _are_the_same(
-        self,
-        wholes: Iterable[Finished],
-        firsts: Mapping[Key, Finished],
-        seconds: Mapping[Key, Finished],
-    ) -> None:
-        """Two pieces of each record have its actions; other tests compare log-probs of pieces."""
-        for whole in wholes:
-            first, second = firsts[key_of(whole)], seconds[key_of(whole)]
-            assert first.status == OPEN, f"a piece that can be continued is {first.status!r}"
-            assert actions(second) == actions(whole), (
-                f"{key_of(whole)}: in two pieces it has other actions than without a break"
-            )
-
     def _continued(
         self, generator: Any, prompts: list[Prompt], *, middle: bool
     ) -> Iterator[tuple[Finished, Finished]]:
@@ -577,16 +519,6 @@ def request_with(request: SampleRequest, *, sample: int) -> SampleRequest:
     return SampleRequest(
         ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt
     )
-
-
-def _first(whole: Finished, count: int) -> SampleRequest:
-    """Asks for so many first actions of a record."""
-    return replace(whole.request, piece=Piece(actions=count))
-
-
-def _second(whole: Finished, first: Finished) -> SampleRequest:
-    """Asks for what comes behind the first piece of a record, with the seed of the whole."""
-    return replace(whole.request, piece=Piece(begun=first.columns["action_ids"].copy()))
 
 
 def key_of(record: Finished) -> Key:

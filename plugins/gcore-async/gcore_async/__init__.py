@@ -41,16 +41,11 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "controller.config.midway: a placement policy moves devices at pushes, and samples "
             "would be in flight there; set midway: wait, or placement.use: core/even."
         )
-    if settings.get("replay"):
-        from gcore_async.replaying import problems
-
-        yield from problems(plan, str(settings["replay"]))
     runs_ahead = settings.get("ahead", 1)
-    if plan["run"]["deterministic"] and runs_ahead and not _may_be_deterministic(settings):
+    if plan["run"]["deterministic"] and runs_ahead and settings.get("midway", "wait") != "wait":
         yield (
             "controller.config.midway: a deterministic run cannot push weights into samples that "
-            "run, since the clock says when a push comes; set it to wait, or set midway: recompute "
-            "and order: clock, so that a replay repeats the run."
+            "run, since the clock says when a push comes; set it to wait."
         )
     objective = (plan.get("objective") or {}).get("config") or {}
     correction = objective.get("correction")  # the objectives of other plugins may have none
@@ -60,9 +55,3 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             "objective.config: recomputed log-probs alone do not correct for older weights; set "
             "objective.config.correction.kind: truncate, or old_logprobs: rollout."
         )
-
-
-def _may_be_deterministic(settings: Mapping[str, Any]) -> bool:
-    """Returns ``AsyncConfig.may_be_deterministic`` of settings as a job has them."""
-    midway = settings.get("midway", "wait")
-    return midway == "wait" or (midway == "recompute" and settings.get("order") == "clock")

@@ -21,12 +21,6 @@ class AsyncConfig(SyncConfig):
         new weights, and they go on; a sample may have several versions.
     unfinished: what a checkpoint holds of samples that run. "redraw": nothing, so a resumed run
         draws them again. "keep": what they have so far, and a resumed run goes on from there.
-    order: which groups a step of a deterministic run takes. "auto": in order, so that the run
-        repeats itself. "clock": those that are complete, as in other runs; engines still give the
-        same records for the same weights, so that a replay repeats the run.
-    replay: the directory of an earlier run, which this one repeats bit for bit: its journal says
-        under which weights groups are begun, where pushes cut their samples, and which step takes
-        them. None: the clock decides.
     """
 
     #: Values that are gone: key -> value -> what to do in its place.
@@ -41,8 +35,12 @@ class AsyncConfig(SyncConfig):
     age: int = 4
     midway: Literal["wait", "recompute"] = "wait"
     unfinished: Literal["redraw", "keep"] = "redraw"
-    order: Literal["auto", "clock"] = "auto"
-    replay: str | None = None
+
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        **getattr(SyncConfig, "GONE_KEYS", {}),
+        "order": "remove it: a deterministic run takes groups in order and repeats itself",
+        "replay": "remove it: a run repeats itself with run.deterministic: true and midway: wait",
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,11 +51,6 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
-        if self.keeps_unfinished() and self.replay is not None:
-            raise ValueError(
-                "unfinished: keep and replay do not go together, since the clock decides how far "
-                "samples are when a checkpoint is made; leave one of them out"
-            )
         if self.keeps_unfinished() and self.midway == "wait":
             raise ValueError(
                 "unfinished: keep needs midway: recompute; with midway: wait no sample runs when a "
@@ -67,18 +60,6 @@ class AsyncConfig(SyncConfig):
     def cuts_samples(self) -> bool:
         """Returns whether a push comes while samples run."""
         return self.midway != "wait"
-
-    def may_be_deterministic(self) -> bool:
-        """Returns whether a deterministic run may have these settings.
-
-        When pushes come depends on the clock. So either they cut no samples, or the run repeats
-        itself by its journal alone.
-        """
-        return self.midway == "wait" or (self.midway == "recompute" and self.order == "clock")
-
-    def repeats_cuts(self) -> bool:
-        """Returns whether samples are cut by pushes where those of an earlier run were."""
-        return self.replay is not None and self.cuts_samples()
 
     def keeps_unfinished(self) -> bool:
         """Returns whether a resumed run goes on with unfinished samples."""

@@ -45,7 +45,7 @@ class AsynchronousController(StepProgram):
         taken = await self.take(step)
         watch.lap("rollout")
         trained = await self.train(step, taken, watch)
-        if self._config.midway == "wait" or self._config.repeats_cuts():
+        if self._config.midway == "wait":
             await self.window.drain()
         if self._config.keeps_unfinished():
             await self.window.give_back(self._saves(step, taken))
@@ -58,13 +58,8 @@ class AsynchronousController(StepProgram):
         ends = self.is_last(step, taken) or self.context.stopping.is_set()
         return self.checkpointing.is_due(step + 1, ends)
 
-    def is_last(self, step: int, taken: Taken) -> bool:
-        """Whether the run ends with this step; one that is replayed ends where its journal does."""
-        return super().is_last(step, taken) or step + 1 == self.window.last_step
-
     def _notes(self, step: int) -> list[str]:
         notes = super()._notes(step)
-        facts = self.context.facts
-        if step == facts.start_step:
-            notes += notes_at_start(self._config, facts.run.steps, self.window.last_step)
+        if step == self.context.facts.start_step:
+            notes += notes_at_start(self._config)
         return notes

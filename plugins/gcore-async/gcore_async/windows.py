@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from gcore_async.config import AsyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
@@ -20,8 +18,5 @@ def running_window(
         placement,
         ahead=config.ahead,
         age=config.age,
-        replay=None if config.replay is None else os.path.expanduser(config.replay),
-        by_clock=config.order == "clock",
-        cuts=config.cuts_samples(),
-        keeps=config.keeps_unfinished() or config.repeats_cuts(),
+        keeps=config.keeps_unfinished(),
     )

@@ -122,7 +122,7 @@ def test_nothing_is_begun_while_a_push_waits_unless_a_run_is_to_repeat(
 ) -> None:
     """As soon as one of two shards waits, neither begins what replaces groups without a lesson."""
     look = RunningWindow._look
-    begin = RunningWindow._begin
+    draw = RunningWindow._draw
     waited = Counter[bool]()
     begun = Counter[bool]()
 
@@ -133,12 +133,12 @@ def test_nothing_is_begun_while_a_push_waits_unless_a_run_is_to_repeat(
         assert together or not own, "a shard waits, and others do not know it"
         waited[own] += together
 
-    def noted_begin(window: RunningWindow, ordinals: list[int]) -> None:
+    def noted_draw(window: RunningWindow, ordinals: list[int]) -> None:
         begun[window._deadlines.push_waits] += 1
-        begin(window, ordinals)
+        draw(window, ordinals)
 
     monkeypatch.setattr(RunningWindow, "_look", noted_look)
-    monkeypatch.setattr(RunningWindow, "_begin", noted_begin)
+    monkeypatch.setattr(RunningWindow, "_draw", noted_draw)
     for seed in range(6):
         job = replace(JOB, judges=0, steps=6, deterministic=deterministic)
         run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), program(1, 2, "wait")))

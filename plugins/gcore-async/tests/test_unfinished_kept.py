@@ -376,14 +376,13 @@ def test_samples_of_a_model_go_on_after_a_restart(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"controller": {"midway": "wait"}}, "unfinished: keep needs midway: recompute"),
-        ({"controller": {"replay": "."}}, "unfinished: keep and replay do not go together"),
         ({"run": {"deterministic": True}}, "but run.deterministic is true"),
         ({"roles": {"rollout": {"use": "slow/starts"}}}, "slow/starts has no capability continues"),
         ({"roles": {"rollout": {"use": "slow/ends"}}}, "slow/ends has no capability abort"),
         ({"sampling": {"use": "refine"}}, "draws records in waves or pieces"),
         ({"owned": {}}, "but controller.replicas is owned"),
     ],
-    ids=["wait", "replay", "deterministic", "continues", "abort", "waves", "owned"],
+    ids=["wait", "deterministic", "continues", "abort", "waves", "owned"],
 )
 def test_check_refuses_what_cannot_go_on(
     changes: dict[str, Any], told: str, tmp_path: Path

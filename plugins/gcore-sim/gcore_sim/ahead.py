@@ -432,7 +432,7 @@ class _Run:
         if self._membership is None and (membership := deadlines.take()) is not None:
             self._membership = membership
             self._train(membership)
-        for ordinals in deadlines.issues():
+        if ordinals := deadlines.issue():
             self._begin(ordinals)
         if self._drains and not deadlines.in_flight:
             self._drains = False

@@ -70,7 +70,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "continues", "continues.exact", "determinism", "images", "logprobs"}
+            {"abort", "continues", "determinism", "images", "logprobs"}
             | {"routing", "sleep", "weights.adapter", "weights.device", "weights.fingerprint"}
             | {"weights.midway", "weights.push"}
         ),

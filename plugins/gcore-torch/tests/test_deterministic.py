@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.steady_decoder import columns_of
 
-from gcore_core.contract.columns import action_versions, cuts_in
+from gcore_core.contract.columns import action_versions
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.generator import Piece, SampleRequest
-from gcore_core.contract.records import OPEN, Prompt
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.shells.begun_records import Begun
 from gcore_core.testing.contracts.weights import perturbed, push
 from gcore_core.testing.runs import run_together
 from gcore_core.testing.safetensors_files import Tensors
@@ -346,59 +344,16 @@ def cut_by_pushes(model: Path, requests: list[SampleRequest], **config: Any) -> 
     return {(f.request.ordinal, f.request.sample): f for f in finished}
 
 
-def in_pieces(model: Path, records: Any, size: int, **config: Any) -> Bits:
-    """Draws the same records piece by piece, each under its version, so many at a time.
-
-    Pieces join as in a record that another replica has begun (``Begun.join``).
-    """
-    generator, weights = open_steady(model, **config)
-    begun: dict[tuple[int, int], Begun] = {}
-    done: Bits = {}
-    keys = sorted(records)
-    for version in range(3):
-        if version:
-            push(generator, weights[version], version)
-        asked = []
-        for key in keys:
-            whole = records[key]
-            ends = dict(zip(action_versions_of(whole), piece_ends(whole), strict=True))
-            if version not in ends:
-                continue
-            hold = 0 if version == whole.versions[1] else ends[version]
-            request = whole.request
-            if key in begun:
-                request = begun[key].request(request, hold=hold, exact=True)
-            elif hold:
-                request = replace(request, piece=Piece(actions=hold))
-            asked.append(request)
-        for start in range(0, len(asked), size):
-            generator.submit(asked[start : start + size])
-            for record in drain(generator):
-                key = (record.request.ordinal, record.request.sample)
-                joined = begun[key].join(record) if key in begun else record
-                if record.status == OPEN:
-                    begun[key] = Begun(joined.columns, joined.versions, records[key].request.seed)
-                else:
-                    done[key] = bits_of(joined)
-    generator.close()
-    return done
-
-
 def action_versions_of(record: Any) -> list[int]:
     versions = action_versions(record.columns, record.columns["logp"].size, record.versions[0])
     return sorted({*versions.tolist()})
 
 
-def piece_ends(record: Any) -> list[int]:
-    return [*(end for end, _ in cuts_in(record.columns)), record.columns["logp"].size]
-
-
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
 @pytest.mark.parametrize("length", ["short", "long"])
-def test_a_sample_that_pushes_cut_has_the_bits_of_its_pieces_in_any_company(
+def test_a_sample_that_pushes_cut_has_the_same_bits_in_any_company(
     decoder: str, length: str, model_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """So a replay that draws it in pieces has its record, whatever is drawn beside each of them."""
     model = model_dirs["llama"]
     requests = make_requests(groups=4, samples=4)
     if length == "long":
@@ -408,7 +363,7 @@ def test_a_sample_that_pushes_cut_has_the_bits_of_its_pieces_in_any_company(
         (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
         requests = long_and_short_requests()
     records = cut_by_pushes(model, requests, decoder=decoder)
-    assert {len(cuts_in(record.columns)) for record in records.values()} >= {2}
+    assert {len(action_versions_of(record)) for record in records.values()} >= {3}
     expected = {key: bits_of(record) for key, record in records.items()}
     alone = {
         key: bits_of(record)
@@ -416,5 +371,3 @@ def test_a_sample_that_pushes_cut_has_the_bits_of_its_pieces_in_any_company(
         for key, record in cut_by_pushes(model, [request], decoder=decoder).items()
     }
     assert alone == expected
-    for size in (1, 5, 100):
-        assert in_pieces(model, records, size, decoder=decoder) == expected

@@ -158,8 +158,6 @@ class TruncatedReportedAsFinished(Clean):
     caught_by = (
         "test_a_record_says_how_it_ended",
         "test_a_piece_ends_where_it_was_asked_to",
-        "test_a_sample_in_pieces_is_the_one_without_a_break",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -320,8 +318,6 @@ class SameSeedOtherTokens(Clean):
         "test_other_weights_give_other_samples_and_the_old_ones_the_old",
         "test_sleep_keeps_the_version_and_the_weights",
         "test_samples_that_run_through_a_push_say_so",
-        "test_a_sample_in_pieces_is_the_one_without_a_break",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -348,8 +344,6 @@ class ThePlaceInTheBatchDecides(Clean):
     caught_by = (
         "test_the_seed_decides_and_not_the_place",
         "test_two_batches_in_flight_do_not_mix",
-        "test_a_sample_in_pieces_is_the_one_without_a_break",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -539,7 +533,6 @@ class ForgetsWhatWasBegun(Clean):
     caught_by = (
         "test_a_piece_goes_on_from_what_is_begun",
         "test_an_answer_that_has_ended_is_not_continued",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
     )
 
     class Backend(FakeGenerator):
@@ -561,11 +554,7 @@ class TrainsAgainOnWhatWasBegun(Clean):
 
 
 class DrawsWholeAnswers(Clean):
-    caught_by = (
-        "test_a_piece_ends_where_it_was_asked_to",
-        "test_a_sample_in_pieces_is_the_one_without_a_break",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-    )
+    caught_by = ("test_a_piece_ends_where_it_was_asked_to",)
 
     class Backend(FakeGenerator):
         """It stops no piece at its number of actions."""
@@ -593,34 +582,6 @@ class RefusesWithoutAReason(Clean):
                 replace(record, reason="") if record.status == FAILED else record
                 for record in super().step()
             ]
-
-
-class CountsRandomNumbersFromThePieceOn(Clean):
-    caught_by = (
-        "test_a_sample_in_pieces_is_the_one_without_a_break",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-    )
-
-    class Backend(FakeGenerator):
-        def _draw(self, request: SampleRequest, position: int) -> int:
-            begun = 0 if request.piece is None else len(request.piece.begun)
-            return super()._draw(request, position - begun)
-
-
-class CountsRandomNumbersFromThePushOn(Clean):
-    caught_by = ("test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",)
-
-    class Backend(FakeGenerator):
-        _pushed: dict[tuple[int, int], int]
-
-        def commit_weights(self, plan: WeightPlan) -> None:
-            super().commit_weights(plan)
-            self._pushed = {key: len(letters) for key, (_, letters) in self._running.items()}
-
-        def _draw(self, request: SampleRequest, position: int) -> int:
-            pushed = getattr(self, "_pushed", {})
-            behind = pushed.get((request.ordinal, request.sample), 0)
-            return super()._draw(request, position - behind if position >= behind else position)
 
 
 class IgnoresAPush(Clean):
@@ -839,10 +800,7 @@ class ReadsThePromptUnderOldWeights(Clean):
 class NamesNoVersions(Clean):
     """Nothing in a record that was cut says which version sampled which action."""
 
-    caught_by = (
-        _CUT,
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-    )
+    caught_by = (_CUT,)
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -866,10 +824,7 @@ class NamesVersionsOfEveryRecord(Clean):
 class NamesVersionsAnActionLate(Clean):
     """The first action behind a cut counts as one of the older weights."""
 
-    caught_by = (
-        _CUT,
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
-    )
+    caught_by = (_CUT,)
 
     class Backend(FakeGenerator):
         def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
@@ -1010,7 +965,6 @@ class KeepsCaches(CleanCaching):
     caught_by = (
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_two_pushes_cut_a_sample_twice",
-        "test_a_sample_that_a_push_cuts_is_the_one_in_pieces_before_and_behind_it",
         _CUT,
     )
 
