@@ -249,7 +249,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "a run that cannot be compared": lambda w: compare(old_run(w), w.directory),
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
-        "key that is gone": lambda w: w.load("roles.rollout.lent=1"),
+        "role's key that is gone": lambda w: w.load("roles.rollout.lent=1"),
         "unknown key": lambda w: w.load("run.stepz=3"),
         "key that is gone": lambda w: w.load("controller.config.push_delta=auto"),
         "wrong type": lambda w: w.load("run.steps=many"),

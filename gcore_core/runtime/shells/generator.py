@@ -21,7 +21,6 @@ from gcore_core.contract.generator import (
     ExplainsGaps,
     Finished,
     Generator,
-    Piece,
     SampleRequest,
     ScoresLogprobs,
     Sleeps,

@@ -37,7 +37,7 @@ class AsyncConfig(SyncConfig):
     unfinished: Literal["redraw", "keep"] = "redraw"
 
     GONE_KEYS: ClassVar[dict[str, str]] = {
-        **getattr(SyncConfig, "GONE_KEYS", {}),
+        **SyncConfig.GONE_KEYS,
         "order": "remove it: a deterministic run takes groups in order and repeats itself",
         "replay": "remove it: a run repeats itself with run.deterministic: true and midway: wait",
     }
