@@ -7,9 +7,7 @@ The program is ``gcore_async``'s own, with the core's window, ledger and shells,
 protocol_sim.py. A run has 1 to 8 shards, 2 generators, 5 steps of 2 groups, and bounds from
 ``WINDOWS``. Messages are late, lost, doubled and overtaken; generators, scorers and judges are
 killed. In half of the runs one controller is slow all the time, and one generator stands still for
-a while. Two of three leave out groups that teach nothing, so steps draw again for each other. In a
-quarter of the runs each step is saved, and all samples that run are given back for it
-(``unfinished: keep``).
+a while. Two of three leave out groups that teach nothing, so steps draw again for each other.
 
 What must hold in any weather (``broken_rules``): each ordinal has one verdict and is trained on at
 most once; no record is older than ``age``; nothing is begun further ahead than ``ahead``; with
@@ -78,14 +76,13 @@ class Bounds:
     ahead: int
     age: int
     midway: str
-    unfinished: str = "redraw"
 
 
 WINDOWS = (
     Bounds(1, 1, "wait"),
     Bounds(1, 4, "recompute"),
-    Bounds(2, 4, "recompute", "keep"),
-    Bounds(1, 1, "recompute", "keep"),
+    Bounds(2, 4, "recompute"),
+    Bounds(1, 1, "recompute"),
     Bounds(2, 4, "wait"),
     Bounds(2, 2, "recompute"),
     Bounds(1, 4, "wait"),
@@ -106,7 +103,6 @@ def job_of(seed: int) -> SimulatedJob:
         ranks=1 + (seed % 5 == 0),
         judges=int(seed % 16 == 5),
         filter=VARIED if seed % 3 else JOB.filter,
-        checkpoint_every=int(bounds_of(seed).unfinished == "keep"),
         deterministic=bounds_of(seed).midway == "wait" and seed // 64 % 3 == 0,
         seed=seed % 7,
     )

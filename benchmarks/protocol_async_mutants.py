@@ -5,7 +5,6 @@ from __future__ import annotations
 from protocol_mutants import Mutant
 
 from gcore_core.controllers.window.deadlines import Deadlines
-from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.lanes import Lanes
 from gcore_core.controllers.window.running import RunningWindow
 from gcore_core.controllers.window.subsets import SubsetLedger
@@ -119,20 +118,8 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     "newer weights do where the run is to repeat": (
         Lanes,
         "_draw_part",
-        "exact=self._exact",
+        "exact=facts.run.deterministic",
         "exact=False",
-    ),
-    "what is given back for a checkpoint is forgotten": (
-        Lanes,
-        "_draw_part",
-        "waiting.appendleft(unfinished)",
-        "pass",
-    ),
-    "samples do not go on behind a checkpoint": (
-        Drawing,
-        "go_on",
-        "self._gate.open()",
-        "pass",
     ),
     "an ordinal has two owners": (
         SubsetLedger,

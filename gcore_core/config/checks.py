@@ -21,7 +21,6 @@ from gcore_core.contract.abilities import (
     column_widths,
     cuts_samples,
     gives_routing,
-    keeps_unfinished,
     needs_routing,
     own_columns,
     replica_slots,
@@ -102,7 +101,6 @@ def run(
     problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
-    problems += _unfinished(settings, provided, objects)
     problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
     problems += _asked_alone(settings, provided)
@@ -497,49 +495,6 @@ def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) 
                 f"{where} trainer {role.reference}, which roles.{name} uses, cannot sleep; set it "
                 "to never, or take a trainer with the capability sleep."
             )
-
-
-#: Capabilities that generators need where a resumed run goes on with unfinished samples.
-_OF_UNFINISHED = ("abort", "continues")
-
-
-def _unfinished(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """Where a resumed run goes on with unfinished samples, generators can do so."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not keeps_unfinished(objects.get("controller")):
-        return
-    where = (
-        f"controller: {provided['controller'].reference} keeps unfinished samples "
-        "(controller.config.unfinished), but"
-    )
-    lacking = [one for one in _OF_UNFINISHED if one not in rollout.spec.capabilities]
-    if lacking:
-        yield (
-            f"{where} generator {rollout.reference} has no capability {lacking[0]}: its samples "
-            "cannot go on after a restart; have them redrawn, or take a generator such as torch."
-        )
-    yield from _nothing_goes_on(settings, provided, where)
-
-
-def _nothing_goes_on(
-    settings: JobSettings, provided: Mapping[str, Provided], where: str
-) -> Iterator[str]:
-    """Yields what of a job keeps samples from going on at another replica."""
-    if settings.run.deterministic:
-        yield (
-            f"{where} run.deterministic is true, and the clock would decide which replica samples "
-            "what; leave one of them out."
-        )
-    if settings.controller.replicas == "owned":
-        yield f"{where} controller.replicas is owned; set it to shared."
-    sampling = provided.get("sampling")
-    if sampling is not None and sampling.reference != "core/plain":
-        yield (
-            f"{where} sampling program {sampling.reference} draws records in waves or pieces, of "
-            "which none goes on elsewhere; leave one of them out."
-        )
 
 
 def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:

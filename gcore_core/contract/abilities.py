@@ -225,18 +225,6 @@ class CutsSamples(Protocol):
 
 
 @runtime_checkable
-class KeepsUnfinished(Protocol):
-    """Says that a step program saves what unfinished samples have, and goes on with it."""
-
-    def keeps_unfinished(self) -> bool:
-        """Returns whether a resumed run goes on with unfinished samples under these settings.
-
-        The policy's generators must then claim the capabilities "abort" and "continues". Without
-        the method: False.
-        """
-
-
-@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -441,11 +429,6 @@ def cuts_samples(config: Any) -> bool:
     return isinstance(config, CutsSamples) and config.cuts_samples()
 
 
-def keeps_unfinished(config: Any) -> bool:
-    """Returns whether a step program goes on with unfinished samples when a run is resumed."""
-    return isinstance(config, KeepsUnfinished) and config.keeps_unfinished()
-
-
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -553,7 +536,6 @@ ABILITIES = (
     _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
     _ability(CutsSamples, "controller"),
-    _ability(KeepsUnfinished, "controller"),
     _ability(PushesNearby, "controller"),
     _ability(SizesPushes, "controller"),
     _ability(NamesMeters, "placement"),

@@ -25,9 +25,6 @@ class Piece:
     ``logp`` 0 at the actions of ``begun``, 1 and the log-prob at the others. ``prompt_ids``, and
     the most actions that the generator gives an answer, are those of a whole answer.
 
-    Where another replica has begun the sample and given it back, the core puts that replica's mask,
-    log-probs and routing in these places: one record, all of whose actions are trained on.
-
     begun: int32[K], actions of an earlier piece of an answer to the same prompt; none at first.
     actions: most actions that are sampled; 0: no limit of its own.
 
@@ -122,9 +119,7 @@ class Generator(Protocol):
         ended meanwhile has the status that it ended with. Keys of samples that do not run are
         ignored.
 
-        Capability "abort". It is called before a sleep, with samples that nobody waits for. With
-        "continues" it is also called before a checkpoint, with samples that go on at any replica:
-        ``Piece.begun`` has the actions so far there, and the record joins both parts.
+        Capability "abort". It is called before a sleep, with samples that nobody waits for.
         """
 
     def close(self) -> None:

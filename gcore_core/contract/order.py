@@ -49,18 +49,6 @@ def sample_seed(run_seed: int, ordinal: int, pass_: int, sample: int) -> int:
     return int.from_bytes(_digest("sample", run_seed, ordinal, pass_, sample, size=8), "big") >> 1
 
 
-def continued_seed(seed: int, begun: int) -> int:
-    """Returns the seed of what is sampled of a sample behind its first actions, 63 bits.
-
-    It is another one than the sample's own. An engine may count its random numbers from the
-    request on, and then the first ones would be those that the first actions were drawn by.
-
-    seed: of the sample.
-    begun: number of its first actions.
-    """
-    return int.from_bytes(_digest("continued", seed, begun, size=8), "big") >> 1
-
-
 def step_seed(run_seed: int, step: int) -> int:
     """Returns the seed, 63 bits, of what a step draws once for all shards: its minibatches."""
     return int.from_bytes(_digest("step", run_seed, step, size=8), "big") >> 1

@@ -174,7 +174,7 @@ class ControllerProvider(Provider):
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``,
         ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
-    ``cuts_samples``, ``keeps_unfinished``, ``pushes_nearby``, ``push_bytes``.
+    ``cuts_samples``, ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]

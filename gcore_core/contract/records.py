@@ -37,9 +37,6 @@ TRUNCATED = "truncated"
 #: It ended with the piece that was asked for (``Piece``), and can be continued.
 OPEN = "open"
 ABORTED = "aborted"
-#: Its replica gave it back before it ended, and another goes on with it (``BegunRef``). Nobody
-#: scores such a header or trains on it: the record has the header of the replica that ends it.
-GIVEN_BACK = "given_back"
 FAILED = "failed"
 #: Verdict on a group: a step trains on it.
 TRAINED = "trained"
@@ -112,7 +109,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     versions: first and last weights version that sampled its actions; ``UNSAMPLED`` where none did.
     n_prompt: length of the prompt, in tokens.
     n_actions: length of the answer, in tokens or denoising steps.
-    status: how it ended: "finished", "truncated", "open", "aborted", "given_back" or "failed".
+    status: how it ended: "finished", "truncated", "open", "aborted" or "failed".
     reason: why it ended so; "" where that is a matter of course.
     columns: the chunk that holds its columns; None where it has none.
     slot: its place in that chunk.
@@ -180,22 +177,6 @@ class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
     critique: str = ""
 
 
-class BegunRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names what a sample had when a replica gave it back; another replica goes on with it.
-
-    columns, slot: where it lies, as in the header that gave it back. ``action_ids``, ``logp``,
-        ``action_mask``, ``routing`` and ``version`` of the record begin with those that lie there.
-    versions: first and last weights version that sampled what lies there.
-    prompt_digest, seal: as in that header; who goes on checks what it has opened.
-    """
-
-    columns: Ref
-    slot: int
-    versions: tuple[int, int]
-    prompt_digest: int
-    seal: int
-
-
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names one prompt that a shard owns, and those of its samples that are to be drawn.
 
@@ -205,7 +186,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     samples: numbers of the samples to draw.
     attempt: how many draws were lost before.
     drafts: (sample, its draft) of each sample that is made from an earlier one.
-    begun: (sample, what it has) of each sample that another replica has begun and given back.
     """
 
     ordinal: int
@@ -214,7 +194,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     samples: tuple[int, ...]
     attempt: int = 0
     drafts: tuple[tuple[int, DraftRef], ...] = ()
-    begun: tuple[tuple[int, BegunRef], ...] = ()
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -6,7 +6,7 @@ The lead has the ranks begin a save, and has them finish it at a later boundary 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,18 +48,13 @@ class Checkpointing:
         self._saved = facts.start_step if facts.state else -1  # step of the latest save; -1: none
         self._begun: CommitCheckpoint | None = None  # the save that runs
 
-    async def carry(
-        self, step: int, headers: list[Header], unfinished: Sequence[Header] = ()
-    ) -> None:
+    async def carry(self, step: int, headers: list[Header]) -> None:
         """Sends the records that this shard carries to the next step to the supervisor.
 
         Every shard calls it. The records go into the checkpoint of ``step``, whenever that is made.
-
-        unfinished: what it has of groups that are not whole, see ``Taken.unfinished``.
         """
-        if headers or unfinished:
-            shard = self._context.facts.shard
-            carried = Carried(step, shard, headers, list(unfinished))
+        if headers:
+            carried = Carried(step, self._context.facts.shard, headers)
             await self._send_to_supervisor(CARRIED, carried)
 
     def is_due(self, step: int, last: bool) -> bool:

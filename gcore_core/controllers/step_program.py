@@ -168,7 +168,7 @@ class StepProgram(ABC):
         Raises Stopped in all shards when the run is to end with this step, which is not its last.
         """
         version = step + 1
-        await self.checkpointing.carry(version, taken.carried, taken.unfinished)
+        await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
         stops = await self.publishing.publish(version, taken.oldest)
         await self.training.watching.show_canaries(version)

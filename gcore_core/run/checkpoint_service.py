@@ -3,8 +3,8 @@ part.
 
 The lead of the controllers asks for a directory (``open``), has the trainers save into it, says so
 (``begin``) and later commits it. When the run fails in between, ``finish`` commits what the
-trainers have saved. Each shard sends the records that its step carries over (``carried``), and what
-it has of unfinished groups; they are saved when the lead opens the checkpoint of that step.
+trainers have saved. Each shard sends the records that its step carries over (``carried``); they
+are saved when the lead opens the checkpoint of that step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 
 from gcore_core.config.plan import Plan, learners
-from gcore_core.contract.abilities import keeps_unfinished
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
-from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header, StepReport
 from gcore_core.contract.run_files import read_metrics
@@ -55,9 +54,6 @@ log = logging.getLogger(__name__)
 STATE = "state.json"
 CONFIG = "config.json"
 SURPLUS = "surplus"
-UNFINISHED = "unfinished"
-#: Settings of a generator role with which samples go on as they were begun.
-_FREE_OF_ROLLOUT = ("slots", "least")
 
 
 class Keeper:
@@ -119,9 +115,6 @@ class Keeper:
         """Prepares a site for its workers: sends each trainer's part of the checkpoint to the disks
         of its ranks, and puts the carried records into the run's store.
 
-        What the checkpoint has of unfinished groups is put there where the run goes on with it: its
-        step program does so, and its generators sample as before.
-
         Returns ``resumed`` with the headers of these records.
 
         resumed: None for a new run, for which nothing is sent.
@@ -140,39 +133,14 @@ class Keeper:
         self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None:
             return None
-        path = Path(resumed.path)
-        parts = {"carried": path / SURPLUS}
-        if self._goes_on_with_unfinished(path):
-            parts["unfinished"] = path / UNFINISHED
-        present = {name: part for name, part in parts.items() if part.is_dir()}
-        if not present:
+        part = Path(resumed.path) / SURPLUS
+        if not part.is_dir():
             return resumed
         writer = StoreWriter(home.store, site.home, site.secret, home.agent, "supervisor")
         to_shards = frozenset(range(shards))
-        headers = {
-            name: await carried_records.restore(part, writer, resumed.step, to_shards)
-            for name, part in present.items()
-        }
+        headers = await carried_records.restore(part, writer, resumed.step, to_shards)
         await writer.close()
-        return msgspec.structs.replace(resumed, **headers)
-
-    def _goes_on_with_unfinished(self, checkpoint: Path) -> bool:
-        """Whether the run goes on with unfinished samples of a checkpoint.
-
-        A replica that goes on must encode the prompt and sample as the one that began, so the
-        settings of the generators must be what they were; how many there are is free.
-        """
-        if not (checkpoint / UNFINISHED).is_dir():
-            return False
-        if not keeps_unfinished(self._plan.objects.get("controller")):
-            return False
-        goes_on = _sampling_of(saved_config(checkpoint)) == _sampling_of(self._plan.config)
-        if not goes_on:
-            self._note(
-                f"unfinished samples are drawn again: roles.{ROLLOUT} or sampling has other "
-                "settings than in the checkpoint"
-            )
-        return goes_on
+        return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
         """Keeps the records that a shard carries over from a step; drops those of earlier steps."""
@@ -194,11 +162,10 @@ class Keeper:
         async def act(_: list[None]) -> CheckpointPlace:
             try:
                 path = await asyncio.to_thread(self._checkpoints.begin, request.step)
-                headers, unfinished = self._carried_at(request.step)
-                for part, records in ((SURPLUS, headers), (UNFINISHED, unfinished)):
-                    if records and self._store is not None:
-                        # At once: after the next step the store may no longer have them.
-                        await carried_records.save(records, self._store, path / part)
+                headers = self._carried_at(request.step)
+                if headers and self._store is not None:
+                    # At once: after the next step the store may no longer have them.
+                    await carried_records.save(headers, self._store, path / SURPLUS)
                 if self._homecoming is not None:
                     # An attempt that was lost in this save has left its parts on other disks.
                     await self._homecoming.remove(path)
@@ -215,18 +182,13 @@ class Keeper:
         place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
         return place
 
-    def _carried_at(self, step: int) -> tuple[list[Header], list[Header]]:
-        """Returns the records that a step carries over, and what it has of unfinished groups.
-
-        In each list those of shard 0 come first.
-        """
+    def _carried_at(self, step: int) -> list[Header]:
+        """Returns the records that a step carries over; those of shard 0 come first."""
         headers: list[Header] = []
-        unfinished: list[Header] = []
         for (carried_step, _), part in sorted(self._carried.items(), key=lambda item: item[0]):
             if carried_step == step:
                 headers += part.headers
-                unfinished += part.unfinished
-        return headers, unfinished
+        return headers
 
     def reported(self, report: StepReport) -> None:
         """Takes what a step has measured; the best checkpoint may be chosen by it.
@@ -398,8 +360,6 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     state: what the controllers saved.
     notes: one line for each newer checkpoint that was refused.
     carried: headers of the records that the step carried over, in the store of this run.
-    unfinished: headers of what it had of unfinished groups, likewise; none where the run does not
-        go on with them.
     evaluated: the run's metrics have an evaluation of the step.
     """
 
@@ -408,7 +368,6 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     notes: tuple[str, ...] = ()
     carried: list[Header] = []
-    unfinished: list[Header] = []
     evaluated: bool = False
 
 
@@ -432,13 +391,6 @@ def newest(directory: Path, step: int | None = None) -> Resumed:
 def saved_config(checkpoint: Path) -> dict[str, Any]:
     """Returns the configuration of the run that saved a checkpoint."""
     return _decode(checkpoint / CONFIG)
-
-
-def _sampling_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the settings by which generators sample."""
-    rollout = config.get("roles", {}).get(ROLLOUT) or {}
-    settings = {key: value for key, value in rollout.items() if key not in _FREE_OF_ROLLOUT}
-    return settings, config.get("sampling")
 
 
 def _encode(values: Mapping[str, Any]) -> bytes:

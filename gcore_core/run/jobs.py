@@ -396,7 +396,6 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
-        unfinished=resumed.unfinished if resumed else [],
         expendable=expendable,
         keepers=keeping_nodes(site.where, expendable, grows=job.grows(site)),
         stand_ins=stand_ins(site.where, expendable),

@@ -180,7 +180,6 @@ GENERATE = StreamEndpoint("generate", GenerateRequest, list[Header], Wait.WORK)
 SCORE = Endpoint("score", ScoreRequest, list[RecordScore], Wait.WORK)
 SLEEP = Endpoint("sleep", SleepRequest, Nothing, Wait.MOVE)
 WAKE = Endpoint("wake", Nothing, WakeReply, Wait.MOVE)
-GIVE_BACK = Endpoint("give_back", Nothing, Nothing, Wait.WORK)
 ASK = StreamEndpoint("ask", AskRequest, list[AnswerItem], Wait.MOVE)
 
 
@@ -640,13 +639,11 @@ class Carried(Message):
     step: how many steps have ended.
     shard: whose records these are.
     headers: the records of whole groups.
-    unfinished: of other groups: finished records, and what unfinished samples have (``BegunRef``).
     """
 
     step: int
     shard: int
     headers: list[Header]
-    unfinished: list[Header] = []
 
 
 class CheckpointPlace(Message):

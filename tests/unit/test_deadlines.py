@@ -5,9 +5,7 @@ lost, and none is taken twice, whatever takes how long.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import pytest
 
@@ -41,12 +39,10 @@ class Play:
         deadlines: Deadlines,
         steps: int,
         drains: bool = False,
-        going_on: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """going_on: groups that are drawn from the first look on -> the version that began them."""
         chance = random.Random(self.seed)
-        begun = dict(going_on)
-        left = {ordinal: chance.choice((0, 1, 30)) for ordinal in begun}  # looks until complete
+        begun = dict[int, int]()
+        left = dict[int, int]()  # looks until complete
         wanted = deadlines.step
         is_trained = False
         for _ in range(100_000):
@@ -199,43 +195,6 @@ def test_a_resumed_window_loses_nothing_and_doubles_nothing(carried_share: float
         assert max(after.ages) <= bounds.age
         low = range(resumed.base)
         assert set(low) <= set(consumed)
-
-
-@pytest.mark.parametrize("unfinished_share", [0.5, 1.0])
-def test_groups_that_go_on_in_a_resumed_window_keep_their_deadlines(
-    unfinished_share: float,
-) -> None:
-    """They become complete as others do, however late, and no bound breaks."""
-    went_on = 0
-    for seed in range(12):
-        bounds = replace(BOUNDS, ahead=2, age=3, steps=20)
-        before = Play(seed, keep=0.7, heavy=0.4)
-        deadlines = deadlines_of(bounds)
-        before.run(deadlines, 8)
-        begun = dict(deadlines._begun)
-        chance = random.Random(seed)
-        running = sorted(begun.keys() - deadlines._told.keys())
-        going_on = {o: begun[o] for o in running if chance.random() < unfinished_share}
-        resumed = Deadlines(
-            bounds=bounds, step=8, base=deadlines.base, front=deadlines.base, version=8, wanted=7
-        )
-        carried = set(deadlines._told)
-        assert resumed.restore(deadlines.state(), carried, going_on.keys()) == sorted(
-            carried | going_on.keys()
-        )
-        assert {o: v for o, v in resumed._begun.items() if o in going_on} == going_on
-        resumed.look(8, 7, [deadlines._told[ordinal] for ordinal in sorted(carried)])
-        assert resumed.in_flight == len(going_on)
-        assert resumed.complete == 0, "groups of before count again"
-        after = Play(seed + 1, keep=0.7, heavy=0.4)
-        after.run(resumed, 12, going_on=going_on)
-        consumed = before.consumed + after.consumed
-        assert len(set(consumed)) == len(consumed)
-        assert set(range(resumed.base)) <= set(consumed)
-        assert going_on.keys() <= set(consumed)
-        assert max(after.ages) <= bounds.age
-        went_on += len(going_on)
-    assert went_on
 
 
 def test_with_other_bounds_a_resumed_window_is_drawn_again() -> None:

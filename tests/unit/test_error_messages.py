@@ -253,6 +253,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "unknown key": lambda w: w.load("run.stepz=3"),
         "key that is gone": lambda w: w.load("controller.config.push_delta=auto"),
         "wrong type": lambda w: w.load("run.steps=many"),
+        "key of a role that is gone": lambda w: w.load("roles.rollout.lent=1"),
         "wrong container": lambda w: w.load("run=[3]"),
         "unknown setting of a plugin": lambda w: w.load("roles.rollout.config.max_token=3"),
         "wrong type of a plugin's setting": lambda w: w.load(

@@ -18,7 +18,6 @@ from gcore_core.contract.records import (
     FILTERED,
     QUARANTINED,
     TRAINED,
-    BegunRef,
     DraftRef,
     Header,
     Lease,
@@ -360,30 +359,3 @@ def test_a_carried_group_of_waves_has_no_further_wave() -> None:
     assert ledger.lease(1) == []
     assert not ledger.between_waves({0})
     assert len(ledger.complete()) == 1
-
-
-def test_samples_that_are_given_back_are_leased_with_what_they_have() -> None:
-    """Also where they are lost later. One of which nothing came still has what it had before."""
-    ledger = make(samples=3)
-    (lease,) = ledger.lease(1)
-    ref = Ref("node0", "slab", 0, 8, 1, b"")
-    first = record(0, 1, columns=ref, slot=2, versions=(4, 5), prompt_digest=7, seal=9)
-    begun = BegunRef(ref, 2, (4, 5), 7, 9)
-    assert ledger.give_back([first, record(0, 2)]) == [
-        replace(lease, samples=(1, 2), begun=((1, begun),))
-    ]
-    assert ledger.give_back([record(0, 1)]) == [replace(lease, samples=(1,), begun=((1, begun),))]
-    (lost,) = ledger.lost([lease])
-    assert (lost.samples, lost.attempt, lost.begun) == ((0, 1, 2), 1, ((1, begun),))
-    assert ledger.finished(record(0, 1))
-    assert ledger.give_back([first, record(5, 0)]) == [], "it is not awaited any more"
-
-
-def test_what_was_begun_is_gone_with_its_machine() -> None:
-    ledger = make(samples=2)
-    ledger.lease(1)
-    ref = Ref("lost", "slab", 0, 8, 1, b"")
-    ledger.give_back([record(0, 1, columns=ref)])
-    ledger.forget(lambda header: header.columns is not None and header.columns.node == "lost", {0})
-    (lease,) = ledger.unfinished({0})
-    assert (lease.samples, lease.begun) == ((0, 1), ())

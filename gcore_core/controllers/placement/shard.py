@@ -249,11 +249,6 @@ class PlacementShard:
         await self._turn(False)
         return self._sampling()
 
-    def going_on(self, giver: str) -> list[Peer]:
-        """Returns the replicas that go on with samples which a replica has given back."""
-        own = self.replicas
-        return [peer for peer in own if peer.name != giver] or own  # alone, it goes on itself
-
     async def judging(self) -> None:
         """Says that all records of this shard are drawn; returns when judges can be asked.
 

@@ -272,19 +272,16 @@ class Deadlines:
             "change2": float(self.belief.change2),
         }
 
-    def restore(
-        self, state: Mapping[str, Any], carried: Set[int], unfinished: Set[int] = frozenset()
-    ) -> list[int]:
+    def restore(self, state: Mapping[str, Any], carried: Set[int]) -> list[int]:
         """Goes on with a ``state`` of an earlier run.
 
-        Groups that were begun and are neither carried nor go on are begun again, before all others.
-        The others keep the version that began them, and so their deadline.
+        Groups that were begun and are not carried are begun again, before all others. The others
+        keep the version that began them, and so their deadline.
 
         carried: ordinals of the groups whose records a checkpoint holds.
-        unfinished: of the groups of which it holds a part, and that go on.
 
-        Returns the ordinals of both kinds that the window takes over: all where the bounds are as
-        before. With others their deadlines might clash, so all are begun again.
+        Returns those of them that the window takes over: all where the bounds are as before. With
+        others their deadlines might clash, so all are begun again.
         """
         above = state.get("above", [])
         self._above = set(above)
@@ -292,8 +289,8 @@ class Deadlines:
         begun = dict(state.get("begun", []))
         bounds = [self.bounds.prompts, self.bounds.ahead, self.bounds.age]
         is_same = state.get("bounds") == bounds
-        taken_over = sorted(begun.keys() & (carried | unfinished)) if is_same else []
-        self._counted = set(taken_over) & carried
+        taken_over = sorted(begun.keys() & carried) if is_same else []
+        self._counted = set(taken_over)
         self._begun = {ordinal: begun[ordinal] for ordinal in taken_over}
         self._again = sorted(begun.keys() - self._begun.keys())
         self._drops = state.get("drops", False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Set
 
 from msgspec.structs import replace
 
@@ -114,18 +113,3 @@ def _dealt(records: list[tuple[Lease, int]], count: int) -> list[list[Lease]]:
     return [
         [replace(lease, samples=indexes) for lease, indexes in part.items()] for part in samples
     ]
-
-
-def spread(leases: list[Lease], replicas: int) -> list[list[Lease]]:
-    """Deals records to at most so many parts, each as many as any other to within one."""
-    records = [(lease, sample) for lease in leases for sample in lease.samples]
-    return _dealt(records, min(len(records), replicas)) if records else []
-
-
-def without(leases: list[Lease], keys: Set[tuple[int, int]]) -> list[Lease]:
-    """Returns leases for all samples but these (ordinal, sample)."""
-    left = (
-        replace(lease, samples=tuple(s for s in lease.samples if (lease.ordinal, s) not in keys))
-        for lease in leases
-    )
-    return [lease for lease in left if lease.samples]

@@ -1,23 +1,19 @@
-"""Works off the parts of one wave: each lane gives its replica one part after the other.
-
-Lanes are added while others work, for samples that a replica gives back before they end.
-"""
+"""Works off the parts of one wave: each lane gives its replica one part after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
 from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
-from gcore_core.contract.records import GIVEN_BACK, UNSAMPLED, Header, Lease
+from gcore_core.contract.records import UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.dealing import spread, without
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
@@ -42,67 +38,11 @@ class Round:
     least: int
 
 
-@dataclass
-class Gate:
-    """Keeps lanes from asking replicas while it is closed.
-
-    Then what replicas give back, and what they lose, waits in the lanes' queues.
-
-    is_quiet: set while no replica is being asked.
-    """
-
-    is_quiet: asyncio.Event = field(default_factory=asyncio.Event)
-    _opened: asyncio.Event = field(default_factory=asyncio.Event)
-    _asked: Counter[str] = field(default_factory=Counter)  # replica -> requests to it
-    _peers: dict[str, Peer] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.is_quiet.set()
-        self._opened.set()
-
-    @property
-    def is_closed(self) -> bool:
-        return not self._opened.is_set()
-
-    def close(self) -> None:
-        """Lets nobody ask from here on; requests that run go on."""
-        self._opened.clear()
-
-    def open(self) -> None:
-        self._opened.set()
-
-    async def opened(self) -> None:
-        """Returns when it has been opened; it may be closed again by then."""
-        await self._opened.wait()
-
-    @contextlib.contextmanager
-    def asking(self, replica: Peer) -> Iterator[None]:
-        """Counts a request to a replica while the block runs."""
-        self._asked[replica.name] += 1
-        self._peers[replica.name] = replica
-        self.is_quiet.clear()
-        try:
-            yield
-        finally:
-            self._asked[replica.name] -= 1
-            if not self._asked[replica.name]:
-                del self._asked[replica.name], self._peers[replica.name]
-            if not self._asked:
-                self.is_quiet.set()
-
-    def asked(self) -> list[Peer]:
-        """Returns the replicas that are being asked."""
-        return list(self._peers.values())
-
-    def is_asked(self, replica: Peer) -> bool:
-        return replica.name in self._peers
-
-
 @dataclass(frozen=True, eq=False)
 class _Lane:
     """Holds one lane: it gives parts from a queue to one replica.
 
-    replicas: all that its wave was dealt over as the lane began.
+    replicas: all that its wave is dealt over.
     number: which of them is the lane's. Where that one is lost, another stands in for it.
     waiting: the queue. Other lanes may take parts from it, too.
     """
@@ -116,10 +56,8 @@ class Lanes:
     """Works off one wave's lanes.
 
     scoring: gets every finished record.
-    gate: while it is closed, no replica is asked.
     fixed: a replica waits for a part from every shard, so it gets its part even where its machine
         is about to leave.
-    exact: no newer version than ``Round.least`` may draw, see ``GenerateRequest``.
     """
 
     def __init__(
@@ -129,21 +67,14 @@ class Lanes:
         ledger: Ledger,
         round_: Round,
         scoring: Scoring,
-        gate: Gate,
         fixed: bool,
-        *,
-        exact: bool,
     ) -> None:
         self._context = context
         self._placement = placement
         self._ledger = ledger
         self._round = round_
         self._scoring = scoring
-        self._gate = gate
         self._fixed = fixed
-        self._exact = exact
-        self._tasks = set[asyncio.Task[None]]()
-        self._changed = asyncio.Event()
 
     async def work_off(
         self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
@@ -152,29 +83,15 @@ class Lanes:
 
         lanes: number of a replica, and its queue, which lanes may share.
         """
-        for number, waiting in lanes:
-            self._begin(_Lane(replicas, number, waiting))
+        tasks = [
+            asyncio.ensure_future(self._work_off(_Lane(replicas, number, waiting)))
+            for number, waiting in lanes
+        ]
         try:
-            while self._tasks:
-                await self._changed.wait()
-                self._changed.clear()
-                for task in [task for task in self._tasks if task.done()]:
-                    self._tasks.discard(task)
-                    task.result()
+            await asyncio.gather(*tasks)
         finally:
-            for task in self._tasks:
+            for task in tasks:
                 task.cancel()
-
-    def _begin(self, lane: _Lane) -> None:
-        task = asyncio.ensure_future(self._work_off(lane))
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._changed.set())
-
-    def _go_on(self, leases: list[Lease], giver: str) -> None:
-        """Has other replicas go on with samples that one has given back."""
-        replicas = self._placement.going_on(giver)
-        for number, part in enumerate(spread(leases, len(replicas))):
-            self._begin(_Lane(replicas, number, deque([part])))
 
     async def _work_off(self, lane: _Lane) -> None:
         """Works off one lane: gives the replica one part after the other.
@@ -192,14 +109,10 @@ class Lanes:
         lost = 0
         newer = set[str]()  # replicas that hold newer weights than those of the round
         while waiting:
-            if self._gate.is_closed:
-                await self._gate.opened()
-                continue  # another lane may have taken the part
             replica = self._replica_of(lane, newer)
             leases = waiting.popleft()
             try:
-                with self._gate.asking(replica):
-                    await self._draw_part(replica, leases, waiting)
+                await self._draw_part(replica, leases)
             except WeightsGone as error:
                 error.where = replica.name
                 newer.add(replica.name)
@@ -245,13 +158,8 @@ class Lanes:
         is_lost = self._context.lost.has
         return [one for one in replicas if one.name not in newer and not is_lost(one.name)]
 
-    async def _draw_part(
-        self, replica: Peer, leases: list[Lease], waiting: deque[list[Lease]]
-    ) -> None:
+    async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
         """Draws one part.
-
-        Samples that the replica gives back are taken out of ``leases``. They go on elsewhere at
-        once; while the gate is closed they become the first part of ``waiting``.
 
         Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
         with what it drew; where only one version may draw, WeightsGone when the replica holds a
@@ -266,9 +174,9 @@ class Lanes:
             round_.number,
             facts.shard,
             round_.purpose,
-            list(leases),
+            leases,
             round_.least,
-            exact=self._exact,
+            exact=facts.run.deterministic,
         )
         sent_s = asyncio.get_running_loop().time()
         stream = replica.stream(GENERATE, request)
@@ -276,21 +184,12 @@ class Lanes:
             async for came in stream:
                 if any(map(is_lost, came)):
                     raise gone(replica.name)
-                given_back = [header for header in came if header.status == GIVEN_BACK]
-                ended = [header for header in came if header.status != GIVEN_BACK]
-                check_versions(ended, round_, replica.name)
+                check_versions(came, round_, replica.name)
                 if request.exact:
                     check_repeats(came, round_, replica.name)
-                fresh = [header for header in ended if ledger.finished(header)]
+                fresh = [header for header in came if ledger.finished(header)]
                 self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
                 self._scoring.add(fresh)
-                if given_back:
-                    leases[:] = without(leases, {header.key for header in given_back})
-                    unfinished = ledger.give_back(given_back)
-                    if not self._gate.is_closed:
-                        self._go_on(unfinished, replica.name)
-                    elif unfinished:
-                        waiting.appendleft(unfinished)
 
 
 def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:

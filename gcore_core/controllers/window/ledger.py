@@ -25,7 +25,6 @@ from gcore_core.contract.records import (
     OK,
     QUARANTINED,
     REWARD_SKIPPED,
-    BegunRef,
     DraftRef,
     Header,
     Lease,
@@ -46,7 +45,6 @@ class _Group:
     scored: the samples that need no further score.
     critiques: sample -> reward -> what it said of the record besides its value.
     carried: whether the step before drew it.
-    begun: sample -> the header by which a replica gave it back, with what it has.
     """
 
     row: int
@@ -58,7 +56,6 @@ class _Group:
     scored: set[int] = field(default_factory=set)
     critiques: dict[int, dict[str, str]] = field(default_factory=dict)
     carried: bool = False
-    begun: dict[int, Header] = field(default_factory=dict)
 
 
 def has_failed_reward(header: Header) -> bool:
@@ -140,10 +137,7 @@ class Ledger:
             missing = tuple(s for s in range(group.due) if s not in group.records)
             if ordinal in among and missing:
                 drafts = tuple((s, group.drafts[s]) for s in missing if s in group.drafts)
-                begun = tuple((s, _begun_ref(group.begun[s])) for s in missing if s in group.begun)
-                leases.append(
-                    Lease(ordinal, group.row, group.turn, missing, group.attempt, drafts, begun)
-                )
+                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt, drafts))
         return leases
 
     def between_waves(self, among: Iterable[int]) -> list[tuple[int, list[Header]]]:
@@ -194,21 +188,6 @@ class Ledger:
             self._open[ordinal].attempt += 1
         return self._unfinished_of(samples_of)
 
-    def give_back(self, headers: Iterable[Header]) -> list[Lease]:
-        """Takes unfinished samples that a replica gives back; returns leases to go on with them.
-
-        One that is not awaited any more is left out.
-        """
-        samples_of: dict[int, list[int]] = {}
-        for header in headers:
-            group = self._open.get(header.ordinal)
-            if group is None or header.sample in group.records:
-                continue
-            samples_of.setdefault(header.ordinal, []).append(header.sample)
-            if header.columns is not None:  # else what it had before still is what it has
-                group.begun[header.sample] = header
-        return self._unfinished_of(samples_of)
-
     def _unfinished_of(self, samples_of: Mapping[int, Sequence[int]]) -> list[Lease]:
         """Returns leases for those of the samples that are still to be drawn, by ordinal."""
         missing = (
@@ -227,7 +206,6 @@ class Ledger:
         lost = set()
         for ordinal in self._open.keys() & set(among):
             group = self._open[ordinal]
-            group.begun = {s: header for s, header in group.begun.items() if not is_lost(header)}
             samples = [sample for sample, header in group.records.items() if is_lost(header)]
             if not samples:
                 continue
@@ -403,9 +381,3 @@ class Ledger:
             "seed": self._seed,
             "samples": self._samples,
         }
-
-
-def _begun_ref(header: Header) -> BegunRef:
-    """Returns how a lease names what a sample has, of the header that gave it back."""
-    assert header.columns is not None
-    return BegunRef(header.columns, header.slot, header.versions, header.prompt_digest, header.seal)

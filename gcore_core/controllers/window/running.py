@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.records import GIVEN_BACK, QUARANTINED, TRAINED, Header
+from gcore_core.contract.records import QUARANTINED, TRAINED
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -69,8 +68,6 @@ class RunningWindow(Window):
     each other which groups have ended. What follows from that each computes for itself.
 
     ahead, age: see ``deadlines``.
-    keeps: a checkpoint also holds what unfinished samples have, and a run that is resumed from it
-        goes on with them. ``give_back`` is then called before a push.
     """
 
     takes_any: ClassVar[bool] = True
@@ -83,7 +80,6 @@ class RunningWindow(Window):
         *,
         ahead: int,
         age: int,
-        keeps: bool = False,
     ) -> None:
         facts = context.facts
         start = facts.start_step
@@ -136,10 +132,6 @@ class RunningWindow(Window):
         self._idle_since_s: float | None = None
         self._idle_s = 0.0
         self._metrics = dict[str, float]()
-        self._keeps = keeps
-        self._goes_on = set[int]()  # groups of a checkpoint that go on; their leases are next
-        self._unscored = list[Header]()  # of these, this shard's records that have no scores
-        self._went_on = 0  # samples that go on from what a checkpoint has, of all shards
         self._restore()
         self._state = self._present_state()
 
@@ -147,16 +139,9 @@ class RunningWindow(Window):
         """Takes over the groups that a checkpoint holds; a new run has none."""
         facts = self._context.facts
         ordinals = {header.ordinal for header in facts.carried}
-        unfinished = facts.unfinished if self._keeps else []
-        to_go_on = {header.ordinal for header in unfinished} - ordinals
-        state = facts.state.get("window", {})
-        kept = set(self._deadlines.restore(state, ordinals, to_go_on))
-        self._goes_on = kept & to_go_on
+        kept = self._deadlines.restore(facts.state.get("window", {}), ordinals)
         self._subsets.carry(header for header in facts.carried if header.ordinal in kept)
-        self._subsets.lease_these(sorted(kept - to_go_on))  # nothing of them is to be drawn
-        going_on = [header for header in unfinished if header.ordinal in self._goes_on]
-        self._went_on = sum(header.status == GIVEN_BACK for header in going_on)
-        self._unscored = self._subsets.go_on_with(going_on, set(facts.rewards))
+        self._subsets.lease_these(kept)  # nothing of them is to be drawn
 
     # -- what a step program calls -----------------------------------------------------------------
 
@@ -193,21 +178,11 @@ class RunningWindow(Window):
         if self._placement.moves:
             await self._end_draws()
 
-    async def give_back(self, saves: bool) -> None:
-        """Has replicas give back all samples that run where a checkpoint is to hold them.
-
-        They go on after the next ``commit``. All shards call it.
-
-        saves: whether a checkpoint follows, as far as this shard knows.
-        """
-        if await self._context.agree.scope("unfinished").barrier("saves", saves):
-            await self._drawing.pause()
-
     def seal(self, taken: Taken) -> Taken:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
         It holds the records of all groups that are complete, can be used, and are not taken. A run
-        that goes on from it draws all others again, unless this window ``keeps`` what they have.
+        that goes on from it draws all others again.
         """
         deadlines = self._deadlines
         self._metrics |= {
@@ -219,7 +194,6 @@ class RunningWindow(Window):
             carried=self._subsets.held_records(),
             oldest=deadlines.oldest,
             state=self._present_state(),
-            unfinished=self._subsets.unfinished_records() if self._keeps else [],
         )
 
     def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
@@ -228,7 +202,6 @@ class RunningWindow(Window):
         self._version = taken.step + 1
         self._push_waits = False
         self._begin_rollout()
-        self._drawing.go_on()
         self._wake.set()
         return verdicts
 
@@ -254,8 +227,6 @@ class RunningWindow(Window):
 
         Raises what failed in drawing, and TrainingError when too many groups cannot be used.
         """
-        if self._goes_on:
-            self._draw(sorted(self._goes_on), self._unscored)
         while True:
             await self._look()
             await self._take_if_there()
@@ -363,19 +334,14 @@ class RunningWindow(Window):
         if ordinals := self._deadlines.issue():
             self._draw(ordinals)
 
-    def _draw(self, ordinals: list[int], unscored: Sequence[Header] = ()) -> None:
-        """Has this shard's part of a round drawn, under the weights published last.
-
-        unscored: finished records of these groups that have no scores.
-        """
+    def _draw(self, ordinals: list[int]) -> None:
+        """Has this shard's part of a round drawn, under the weights published last."""
         version = self._deadlines.version
         leases = self._subsets.lease_these(ordinals)
-        # Memory is held for the version that begins the records: by that they are released. Those
-        # of a group that goes on after a restart are held for the version of the restart, and its
-        # own version is older: so the group is not in the window any more when they are released.
+        # Memory is held for the version that begins the records: by that they are released.
         number = self._next_round(version)
         round_ = Round(step=version, number=number, purpose=TRAIN, least=version)
-        draw = asyncio.ensure_future(self._drawing.draw(self._ledger, round_, leases, unscored))
+        draw = asyncio.ensure_future(self._drawing.draw(self._ledger, round_, leases))
         self._draws.add(draw)
         draw.add_done_callback(self._draw_has_ended)
         self._note_idle()
@@ -494,9 +460,6 @@ class RunningWindow(Window):
         self._note_idle()
         self._metrics = {"seconds/no_draws": self._idle_s}
         self._idle_s = 0.0
-        if self._keeps:
-            self._metrics["window/went_on"] = float(self._went_on)
-            self._went_on = 0
         trained = membership.trained
         if trained:
             self._metrics |= {

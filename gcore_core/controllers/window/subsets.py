@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gcore_core.contract.order import row_of
-from gcore_core.contract.records import FAILED, GIVEN_BACK, QUARANTINED, Header, Lease
-from gcore_core.controllers.window.ledger import Ledger, _Group, has_failed_reward
+from gcore_core.contract.records import QUARANTINED, Header, Lease
+from gcore_core.controllers.window.ledger import Ledger, _Group
 
 
 class SubsetLedger(Ledger):
@@ -57,50 +57,6 @@ class SubsetLedger(Ledger):
             if self._verdicts[ordinal][0] != QUARANTINED
             for sample in range(self._samples)
         ]
-
-    def unfinished_records(self) -> list[Header]:
-        """Returns what this shard's groups without a verdict have, by ordinal and sample.
-
-        It is the headers of finished records, and those by which replicas gave unfinished samples
-        back. Groups that cannot be used any more are left out.
-        """
-        headers = []
-        for _, group in sorted(self._open.items()):
-            records = group.records.values()
-            if any(one.status == FAILED or has_failed_reward(one) for one in records):
-                continue
-            has = {**group.begun, **group.records}
-            headers += [has[sample] for sample in sorted(has)]
-        return headers
-
-    def go_on_with(self, headers: Iterable[Header], rewards: Set[str]) -> list[Header]:
-        """Takes over ``unfinished_records`` that a checkpoint holds, of this shard's ordinals.
-
-        They are leased by ``lease_these``. Returns the finished records that are still to be
-        scored.
-
-        rewards: the names of all.
-        """
-        unscored = []
-        for header in headers:
-            if header.ordinal % self.shards != self.shard or header.sample >= self._samples:
-                continue
-            turn, row = row_of(header.ordinal, self._rows, self._seed)
-            fresh = _Group(row, turn, self._samples)
-            group = self._carried.setdefault(header.ordinal, fresh)
-            group.attempt = max(group.attempt, header.attempt)
-            if header.status == GIVEN_BACK:
-                group.begun[header.sample] = header
-                continue
-            group.records[header.sample] = header
-            if rewards <= header.reward_status.keys():
-                group.scored.add(header.sample)
-            else:
-                header.rewards = {}
-                header.reward_status = {}
-                header.receipt = 0
-                unscored.append(header)
-        return unscored
 
     def has_ended(self, ordinal: int) -> bool:
         """Returns whether all records of a group of this shard are there and scored."""

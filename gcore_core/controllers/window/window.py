@@ -58,8 +58,6 @@ class Taken:
     state: what a run that is resumed behind this step goes on with; plain values.
     digests: stage -> sum of the digests of this shard's records that the step takes, also of those
         that do not teach.
-    unfinished: what this shard has of groups that are not whole, for a resumed run to go on with:
-        headers of finished records, and those by which replicas gave unfinished samples back.
     """
 
     step: int
@@ -72,7 +70,6 @@ class Taken:
     next_ordinal: int
     state: dict[str, Any] = field(repr=False)
     digests: dict[str, int] = field(default_factory=dict)
-    unfinished: list[Header] = field(default_factory=list)
 
 
 class Window:

@@ -15,7 +15,6 @@ from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
 from gcore_core.contract.records import (
     FAILED,
-    GIVEN_BACK,
     HEADER_LIMIT_BYTES,
     Header,
     Lease,
@@ -23,7 +22,6 @@ from gcore_core.contract.records import (
 )
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.rpc.service import Call, encode
-from gcore_core.runtime.shells.begun_records import Begun
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.step_digests import digests_of_columns
@@ -74,8 +72,6 @@ class DrawnRecords:
         self._ending = set[Key]()  # of those that run: they have ended and are being stored
         # Of samples that run and are made from an earlier record: (digest of the row, that record).
         self._origins: dict[Key, tuple[int, int]] = {}
-        # Of samples that run and that another replica has begun: what they have of it.
-        self._begun: dict[Key, Begun] = {}
         self.over = 0  # records of earlier steps are gone
 
     def __len__(self) -> int:
@@ -121,12 +117,7 @@ class DrawnRecords:
         for key in keys:
             del self._running[key]
             self._origins.pop(key, None)
-            self._begun.pop(key, None)
         return keys
-
-    def unfinished(self) -> list[Key]:
-        """Returns the samples that run and have not ended."""
-        return sorted(self._running.keys() - self._ending)
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
@@ -140,13 +131,6 @@ class DrawnRecords:
         for sample, draft in lease.drafts:
             self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
 
-    def note_begun(self, ordinal: int, begun: Mapping[int, Begun]) -> None:
-        """Notes what other replicas have begun of samples that run here.
-
-        begun: sample of the ordinal -> what it has.
-        """
-        self._begun |= {(ordinal, sample): has for sample, has in begun.items()}
-
     def _has(self, key: Key, step: int) -> bool:
         """Returns whether a record is finished for this step, or for a later one."""
         return key in self._finished and self._finished[key][0] >= step
@@ -156,7 +140,7 @@ class DrawnRecords:
 
         stamp: of the weights that the backend holds.
         """
-        records = self._joined(finished)
+        records = self._ended(finished)
         headers = self._headers(records, stamp)
         await self._keep_all(records, headers)
         for key, header in headers.items():
@@ -164,29 +148,8 @@ class DrawnRecords:
             self._finished[key] = self._running.pop(key), header
         self._tell(headers)
 
-    async def give_back(self, aborted: list[Finished], stamp: int = UNSEALED) -> None:
-        """Stores what samples have that were ended for another replica to go on with them.
-
-        Who waits for one of them is told so by its header, with the status ``GIVEN_BACK``. Who asks
-        for one again has it drawn here, from its lease.
-
-        aborted: what the backend gave for them.
-        stamp: as in ``take``.
-        """
-        records = self._joined(aborted)
-        headers = self._headers(records, stamp)
-        for header in headers.values():
-            header.status = GIVEN_BACK
-        await self._keep_all([one for one in records if headers[_key(one)].n_actions], headers)
-        for key in headers:
-            del self._running[key]
-        self._tell(headers)
-
-    def _joined(self, finished: list[Finished]) -> list[Finished]:
-        """Returns the records that run here, each with what another replica has begun of it.
-
-        Of one that ended, nothing else is known from here on but its header.
-        """
+    def _ended(self, finished: list[Finished]) -> list[Finished]:
+        """Returns the records that run here; they are being stored from here on."""
         records = []
         for record in finished:
             key = _key(record)
@@ -194,8 +157,7 @@ class DrawnRecords:
                 continue
             self._ending.add(key)
             _check_version_column(record)
-            begun = self._begun.pop(key, None)
-            records.append(record if begun is None else begun.join(record))
+            records.append(record)
         return records
 
     def _headers(self, records: list[Finished], stamp: int) -> dict[Key, Header]:

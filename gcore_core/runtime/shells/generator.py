@@ -1,7 +1,6 @@
 """Answers for a generator: what controllers, rewards and the trainer can ask of one replica.
 
 generate   leases in, finished headers out              Rounds, DrawnRecords, EngineDriver
-give back  unfinished samples, for another replica      DrawnRecords, BegunRecords
 ask        questions of rewards in, answers out         Asking, EngineDriver
 pull       weights from the trainer                     WeightsFollower
 sleep, wake   the engine's memory given back and taken  EngineDriver's lock
@@ -27,14 +26,13 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.records import ABORTED, Header, Lease, Prompt
+from gcore_core.contract.records import Header, Lease, Prompt
 from gcore_core.contract.sampling import Draft, SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.runtime.messages import (
     ASK,
     EXPLAIN,
     GENERATE,
-    GIVE_BACK,
     GREEDY,
     PUSH_HELD,
     PUSH_PULL,
@@ -59,7 +57,6 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.begun_records import Begun, BegunRecords
 from gcore_core.runtime.shells.compared_records import columns_of, opened_record
 from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.runtime.shells.end_reasons import EndReasons
@@ -81,13 +78,11 @@ class _Read:
     """Holds a lease and what the store has for it.
 
     seeds: of each sample.
-    begun: sample -> what it has, where another replica has begun it.
     drafts: sample -> what its prompt is made of, where it is made of a draft.
     """
 
     lease: Lease
     seeds: dict[int, int]
-    begun: dict[int, Begun]
     drafts: dict[int, Draft]
 
 
@@ -142,7 +137,6 @@ class GeneratorShell:
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
         self._refined = RefinedPrompts(store.reader(), sampling)
-        self._begun = BegunRecords(store.reader())
         self._ends = EndReasons()
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -161,7 +155,6 @@ class GeneratorShell:
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
-        service.add(GIVE_BACK, self.give_back)
 
     # -- what can be asked of it -------------------------------------------------------------------
 
@@ -273,27 +266,6 @@ class GeneratorShell:
             self._note.remove()
         return WakeReply(self._backend.version)
 
-    async def give_back(self, request: Nothing, call: Call) -> Nothing:
-        """Ends the samples that run, for other replicas to go on with them.
-
-        Those who wait for them get what they have, by the streams that they wait on. It is done to
-        its end even where who asked for it goes away: they are other callers' samples, too. Left
-        between the engine and the store, they would be lost, and who waits for them would wait for
-        ever.
-        """
-        giving = asyncio.ensure_future(self._give_back())
-        giving.add_done_callback(note_error)
-        await asyncio.shield(giving)
-        return Nothing()
-
-    async def _give_back(self) -> None:
-        async with self._engine.lock:
-            keys = self._records.unfinished()
-            aborted = await self._compute(self._backend.abort, keys) if keys else []
-            unfinished = [record for record in aborted if record.status == ABORTED]
-            await self._records.give_back(unfinished, self._weights.stamp)
-        await self.take([record for record in aborted if record.status != ABORTED])
-
     # -- what the engine's driver asks (``engine_driver.Owner``) -----------------------------------
 
     def owed(self) -> int:
@@ -347,7 +319,6 @@ class GeneratorShell:
         return _Read(
             lease=lease,
             seeds=seeds,
-            begun=await self._begun.of(lease, seeds),
             drafts=await self._refined.drafts(lease),
         )
 
@@ -368,12 +339,8 @@ class GeneratorShell:
         if not samples:
             return []
         self._records.note_origins(lease, opened.prompt)
-        self._records.note_begun(
-            lease.ordinal, {s: read.begun[s] for s in samples if s in read.begun}
-        )
-        requests = []
-        for sample in samples:
-            whole = SampleRequest(
+        return [
+            SampleRequest(
                 ordinal=lease.ordinal,
                 sample=sample,
                 seed=read.seeds[sample],
@@ -381,6 +348,5 @@ class GeneratorShell:
                 greedy=request.purpose == GREEDY,
                 attempt=lease.attempt,
             )
-            begun = read.begun.get(sample)
-            requests.append(whole if begun is None else begun.request(whole))
-        return requests
+            for sample in samples
+        ]

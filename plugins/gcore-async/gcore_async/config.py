@@ -19,9 +19,19 @@ class AsyncConfig(SyncConfig):
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
         new weights, and they go on; a sample may have several versions.
-    unfinished: what a checkpoint holds of samples that run. "redraw": nothing, so a resumed run
-        draws them again. "keep": what they have so far, and a resumed run goes on from there.
     """
+
+    ahead: int = 1
+    age: int = 4
+    midway: Literal["wait", "recompute"] = "wait"
+
+    #: Keys that are gone -> what to do in their place.
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        **SyncConfig.GONE_KEYS,
+        "order": "remove it: a deterministic run takes groups in order and repeats itself",
+        "unfinished": "remove it: a checkpoint holds complete groups, and others are drawn again",
+        "replay": "remove it: a run repeats itself with run.deterministic: true and midway: wait",
+    }
 
     #: Values that are gone: key -> value -> what to do in its place.
     GONE_VALUES: ClassVar[dict[str, dict[str, str]]] = {
@@ -29,17 +39,6 @@ class AsyncConfig(SyncConfig):
             "keep": "set it to recompute: samples go on through a push, and what they have so far "
             "is read again"
         }
-    }
-
-    ahead: int = 1
-    age: int = 4
-    midway: Literal["wait", "recompute"] = "wait"
-    unfinished: Literal["redraw", "keep"] = "redraw"
-
-    GONE_KEYS: ClassVar[dict[str, str]] = {
-        **SyncConfig.GONE_KEYS,
-        "order": "remove it: a deterministic run takes groups in order and repeats itself",
-        "replay": "remove it: a run repeats itself with run.deterministic: true and midway: wait",
     }
 
     def __post_init__(self) -> None:
@@ -51,16 +50,7 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
-        if self.keeps_unfinished() and self.midway == "wait":
-            raise ValueError(
-                "unfinished: keep needs midway: recompute; with midway: wait no sample runs when a "
-                "checkpoint is made, so leave unfinished out"
-            )
 
     def cuts_samples(self) -> bool:
         """Returns whether a push comes while samples run."""
         return self.midway != "wait"
-
-    def keeps_unfinished(self) -> bool:
-        """Returns whether a resumed run goes on with unfinished samples."""
-        return self.unfinished == "keep"

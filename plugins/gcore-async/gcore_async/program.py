@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from gcore_async.conditions import notes_at_start, refuse
 from gcore_async.config import AsyncConfig
-from gcore_async.windows import running_window
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.tracing import Stopwatch
-from gcore_core.controllers.window import RunningWindow, Taken
+from gcore_core.controllers.window import RunningWindow
 
 
 class AsynchronousController(StepProgram):
@@ -30,7 +29,10 @@ class AsynchronousController(StepProgram):
 
     def make_window(self, _: SyncConfig) -> RunningWindow:
         """Returns what produces groups without a break."""
-        return running_window(self.context, self._config, self.placement)
+        config = self._config
+        return RunningWindow(
+            self.context, config, self.placement, ahead=config.ahead, age=config.age
+        )
 
     async def run(self) -> None:
         """Runs as every program does, and ends generation with it."""
@@ -47,16 +49,9 @@ class AsynchronousController(StepProgram):
         trained = await self.train(step, taken, watch)
         if self._config.midway == "wait":
             await self.window.drain()
-        if self._config.keeps_unfinished():
-            await self.window.give_back(self._saves(step, taken))
         watch.lap("drain")
         taken = self.window.seal(taken)
         return await self.end(step, taken, trained | self.window.metrics, watch)
-
-    def _saves(self, step: int, taken: Taken) -> bool:
-        """Whether this step ends with a checkpoint, as far as this shard knows."""
-        ends = self.is_last(step, taken) or self.context.stopping.is_set()
-        return self.checkpointing.is_due(step + 1, ends)
 
     def _notes(self, step: int) -> list[str]:
         notes = super()._notes(step)

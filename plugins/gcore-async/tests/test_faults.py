@@ -3,31 +3,20 @@ processes.
 """
 
 from __future__ import annotations
-import __future__
 
-import inspect
 import itertools
-import textwrap
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
 
-from gcore_core.contract.errors import WorkerError
-from gcore_core.contract.generator import Finished
-from gcore_core.contract.lineage import UNSEALED
-from gcore_core.contract.records import GIVEN_BACK, TRAINED, Header
-from gcore_core.controllers.checkpointing import Checkpointing
+from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.window.running import RunningWindow
-from gcore_core.runtime.shells import begun_records
-from gcore_core.runtime.shells.begun_records import Begun
-from gcore_core.runtime.shells.drawn_records import DrawnRecords
 from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
@@ -54,9 +43,9 @@ WINDOWS = [
 ]
 
 
-def program(ahead: int, age: int, midway: str, unfinished: str = "redraw") -> Program:
+def program(ahead: int, age: int, midway: str) -> Program:
     def made(config: SyncConfig, context: ControllerContext) -> AsynchronousController:
-        bounds = {"ahead": ahead, "age": age, "midway": midway, "unfinished": unfinished}
+        bounds = {"ahead": ahead, "age": age, "midway": midway}
         return AsynchronousController(AsyncConfig(**(asdict(config) | bounds)), context)
 
     return made
@@ -170,122 +159,3 @@ def test_a_deterministic_run_ahead_does_not_depend_on_shards_or_weather(tmp_path
         outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
         ended.append((outcome.batches, outcome.begun, outcome.logits, outcome.ledger))
     assert all(one == ended[0] for one in ended)
-
-
-CALM = Faults(0, rate=0.0, kills=0.0)
-
-
-@pytest.fixture
-def given_back(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Counts the samples, with at least one action, that each replica gives back."""
-    counts = Counter[int]()
-    give_back = DrawnRecords.give_back
-
-    async def counted(
-        records: DrawnRecords, aborted: list[Finished], stamp: int = UNSEALED
-    ) -> None:
-        counts[records._replica] += sum(one.columns["action_ids"].size > 0 for one in aborted)
-        await give_back(records, aborted, stamp)
-
-    monkeypatch.setattr(DrawnRecords, "give_back", counted)
-    return counts
-
-
-#: A checkpoint of each second step. Most samples need several steps.
-KEEPING = replace(
-    JOB, judges=0, steps=8, max_new_tokens=120, late_end=100, checkpoint_every=2, evaluate_every=4
-)
-
-
-@pytest.fixture
-def saved(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, set[tuple[int, int]]]]:
-    """Notes for each step which records its checkpoint is to hold: whole, finished, begun."""
-    noted: dict[int, dict[str, set[tuple[int, int]]]] = {}
-
-    async def carry(
-        self: Checkpointing, step: int, headers: list[Header], unfinished: list[Header]
-    ) -> None:
-        kinds = noted.setdefault(step, {"whole": set(), "finished": set(), "begun": set()})
-        kinds["whole"] |= {header.key for header in headers}
-        for header in unfinished:
-            kind = "begun" if header.status == GIVEN_BACK else "finished"
-            kinds[kind].add(header.key)
-
-    monkeypatch.setattr(Checkpointing, "carry", carry)
-    return noted
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_a_checkpoint_holds_whatever_has_been_sampled_and_is_not_trained_on(
-    shards: int,
-    saved: dict[int, dict[str, set[tuple[int, int]]]],
-    given_back: Counter[int],
-    tmp_path: Path,
-) -> None:
-    job = replace(KEEPING, shards=shards, filter="gcore_core.builtin.filters:KeepAll")
-    made = program(2, 4, "recompute", "keep")
-    outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
-    assert not broken_rules(outcome, job, 4)
-    for step in (2, 4, 6):
-        held = set().union(*saved[step].values())
-        later = itertools.chain(*(records.items() for records in outcome.begun[step:]))
-        old = {key for key, version in later if version < step}
-        assert old and old <= held
-        assert saved[step]["begun"]
-    assert given_back.total() >= sum(len(saved[step]["begun"]) for step in (2, 4, 6))
-
-
-@pytest.mark.parametrize(("every", "is_given_back"), [(0, False), (2, True)])
-def test_samples_are_given_back_for_a_checkpoint_alone(
-    every: int, is_given_back: bool, given_back: Counter[int], tmp_path: Path
-) -> None:
-    job = replace(KEEPING, checkpoint_every=every)
-    made = program(2, 4, "recompute", "keep")
-    outcome = run_virtual(simulate(job, tmp_path / "store", CALM, made))
-    assert not broken_rules(outcome, job, 4)
-    assert (given_back.total() > 0) == is_given_back
-
-
-def test_the_rules_hold_where_processes_are_killed_while_samples_are_given_back(
-    given_back: Counter[int], tmp_path: Path
-) -> None:
-    """Also with lost and doubled messages: nothing is lost, nothing is trained on twice."""
-    hit = set()
-    for seed in range(50_000, 50_006):
-        job = replace(KEEPING, shards=1 + seed % 3, checkpoint_every=1, steps=5)
-        weather = Faults(seed)
-        made = program(1 + seed % 2, 4, "recompute", "keep")
-        outcome = run_virtual(simulate(job, tmp_path / str(seed), weather, made))
-        assert not broken_rules(outcome, job, 4), f"seed {seed}"
-        hit |= {fault for _, _, fault in weather.hits}
-    assert given_back.total() > 0
-    assert len(hit) >= len(FAULTS) - 1
-
-
-@pytest.mark.parametrize(
-    ("stands", "put"),
-    [
-        ("np.concatenate([own[name], columns[name][count:]])", "columns[name]"),
-        ("self.versions[0], later.versions[1]", "later.versions"),
-        ("columns |= self._versions(later)", "pass"),
-    ],
-    ids=[
-        "log-probs of the later part alone",
-        "versions of the later part alone",
-        "no version of each action",
-    ],
-)
-def test_a_record_that_is_joined_wrongly_is_found(
-    stands: str, put: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = textwrap.dedent(inspect.getsource(Begun.join))
-    assert stands in source
-    made: dict[str, Any] = {}
-    flag = __future__.annotations.compiler_flag
-    exec(compile(source.replace(stands, put), "<join>", "exec", flag), vars(begun_records), made)
-    monkeypatch.setattr(Begun, "join", made["join"])
-    with pytest.raises(WorkerError, match="did not draw|did not begin it|is masked"):
-        for seed in range(3):
-            job = replace(KEEPING, shards=1 + seed, checkpoint_every=1)
-            made = program(1, 4, "recompute", "keep")
-            run_virtual(simulate(job, tmp_path / str(seed), CALM, made))
