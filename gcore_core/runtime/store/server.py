@@ -143,7 +143,7 @@ class SlabService:
 
     bulk: name of a node -> the address at which it serves content, see ``bulk``; empty where there
         is one node. This node serves at its own, from ``open`` on.
-    identity: the run's, for addresses of TLS.
+    identity: the run's; empty where there is one node.
     push_memory: name of a worker of this node -> the file from which it pushes weights; None for
         who is no worker of this node. It is called in any thread.
     offered: SHA-256 of a file that this node gives to others -> its path; None for any other. It is
