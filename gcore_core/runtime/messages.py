@@ -757,12 +757,6 @@ class StorePlace(msgspec.Struct, frozen=True):
     agent: str
 
 
-#: How a process ended: killed because a reward held it beyond its time limit, or because it did not
-#: answer in time or stayed stopped.
-ENDED_BY_LIMIT = "limit"
-ENDED_HUNG = "hung"
-
-
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tells a worker process all that it must know.
 
@@ -781,7 +775,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: path of the file to which its output goes.
     restarts: how often the agent may start it again after it ended.
     restarted: it takes the place of a process that ended.
-    ending: how that process ended: ENDED_BY_LIMIT, ENDED_HUNG or "" for any other way.
+    was_held: its agent ended that process, since a reward held it beyond its time limit.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
     preload: modules that a process may import before it becomes this worker, see ``Provider``.
     meeting: the directory in which the workers of its role meet, which its agent makes; "": none.
@@ -801,7 +795,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     restarts: int = 0
     restarted: bool = False
-    ending: str = ""
+    was_held: bool = False
     shared_memory: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     meeting: str = ""

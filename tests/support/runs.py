@@ -243,6 +243,15 @@ class Disarms(HoldsLock):
         return super().score(records)
 
 
+class HoldsLoop(fake.FakeScorer):
+    """A coroutine that computes for ever for one prompt, in place of waiting."""
+
+    async def score(self, records):
+        while any(record.ordinal == 2 for record in records):
+            pass
+        return super().score(records)
+
+
 class NoLuck(fake.FakeScorer):
     def score(self, records):
         raise ValueError("no luck")
@@ -289,7 +298,7 @@ def gcore_generators():
 
 @hookimpl
 def gcore_rewards():
-    for cls in (HangsOnce, HoldsLock, Disarms, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
+    for cls in (HangsOnce, HoldsLock, HoldsLoop, Disarms, NoLuck, NoMore, Nan, Leaves, Raises, Looks):
         yield p.RewardProvider(name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}")
 '''  # noqa: E501
 

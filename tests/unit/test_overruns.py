@@ -1,4 +1,4 @@
-"""Work that ends its scorer is answered by the scorer that takes its place, and only that work."""
+"""Work that holds its scorer is answered by the scorer that takes its place, and asked no more."""
 
 from __future__ import annotations
 
@@ -9,102 +9,112 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.runtime.messages import ENDED_BY_LIMIT, ENDED_HUNG
 from gcore_core.runtime.shells.overruns import (
     GRACE_S,
     Hold,
     Key,
     Overruns,
+    describe_called,
     describe_running,
 )
 
 
-def keys(*records: tuple[int, int]) -> list[Key]:
-    return [Key("slow", "train", ordinal, sample, 0) for ordinal, sample in records]
+def keys(*records: tuple[int, int], reward: str = "slow") -> list[Key]:
+    return [Key(reward, "train", ordinal, sample, 0) for ordinal, sample in records]
 
 
-def dies(path: Path, work: list[Key], ending: str) -> Overruns:
-    """Returns what the next process knows when one ends in the middle of this work."""
+def dies(path: Path, *calls: list[Key], was_held: bool) -> Overruns:
+    """Returns what the next process knows when one ends while these calls run."""
     before = Overruns(path)
-    running = before.watch(work, 1.0)
-    running.__enter__()
+    running = [before.watch(work, 1.0) for work in calls]
+    for block in running:
+        block.__enter__()
     note = path.read_bytes()
-    del running  # which leaves the block; a process that dies does not
+    del running, block  # which leaves the blocks; a process that dies does not
     path.write_bytes(note)
-    return Overruns(path, ending)
+    return Overruns(path, was_held=was_held)
+
+
+def over(overruns: Overruns, work: list[Key]) -> list[bool]:
+    return [overruns.is_over(key) for key in work]
 
 
 BATCH = keys((4, 0), (4, 1), (7, 0))
 
 
-def test_a_batch_that_overran_is_scored_group_by_group(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
-    fresh = keys((9, 0))
-    assert overruns.parts([*fresh, *BATCH]) == [[0], [1, 2], [3]]
+def test_all_that_ran_in_a_process_that_was_held_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is called again to find out which of it was to blame."""
+    other = keys((9, 0), reward="asks")
+    fresh = keys((9, 1))
+    overruns = dies(tmp_path / "note", BATCH, other, was_held=True)
+    assert over(overruns, [*BATCH, *other, *fresh]) == [True] * 4 + [False]
+    assert over(Overruns(tmp_path / "note"), [*BATCH, *fresh]) == [True] * 3 + [False]
+    assert (
+        "rewards.slow, rewards.asks: held the process beyond the time limit while 4/0, 4/1, 7/0 "
+        "and 1 more were scored, which have timed out; rewards.slow.timeout_s, "
+        "rewards.asks.timeout_s bounds it"
+    ) in caplog.text
 
 
-def test_a_group_that_overran_alone_is_scored_no_more(tmp_path: Path) -> None:
-    dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
-    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_BY_LIMIT)
-    assert overruns.parts(BATCH) == [[2]]
+def test_work_in_a_process_that_ended_otherwise_is_done_again(tmp_path: Path) -> None:
+    """It was killed, stopped, or waited for somebody who is lost."""
+    overruns = dies(tmp_path / "note", BATCH, was_held=False)
+    assert over(overruns, BATCH) == [False] * 3
+    assert over(Overruns(tmp_path / "note", was_held=True), BATCH) == [False] * 3
 
 
 def test_a_note_does_not_grow_with_the_processes_that_end(tmp_path: Path) -> None:
     note = tmp_path / "note"
     for turn in range(4):
-        work = [*keys((2 * turn, 0)), *keys(*((2 * turn + 1, sample) for sample in range(500)))]
-        overruns = dies(note, work, ENDED_BY_LIMIT)
-        assert overruns.suspects(work)  # the latest are kept
-        dies(note, work, ENDED_BY_LIMIT)
-    kept = msgspec.json.decode(note.read_bytes()[1:])["suspects"]
+        work = keys(*((turn, sample) for sample in range(500)))
+        assert all(over(dies(note, work, was_held=True), work))  # the latest are kept
+    kept = msgspec.json.decode(note.read_bytes()[1:])["over"]
     assert len(kept) == 1024 and len({tuple(key) for key in kept}) == 1024
 
 
-@pytest.mark.parametrize("ending", ["", ENDED_HUNG])
-def test_work_in_a_process_that_was_killed_or_stopped_once_is_done_again(
-    ending: str, tmp_path: Path
-) -> None:
-    overruns = dies(tmp_path / "note", BATCH[:2], ending)
-    assert overruns.parts(BATCH[:2]) == [[0, 1]]
-
-
-def test_a_group_that_hung_twice_alone_is_scored_no_more(tmp_path: Path) -> None:
-    dies(tmp_path / "note", BATCH[:2], ENDED_HUNG)
-    overruns = dies(tmp_path / "note", BATCH[:2], ENDED_HUNG)
-    assert overruns.parts(BATCH[:2]) == []
-
-
-def test_suspects_that_are_scored_well_are_no_suspects_any_more(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
-    with overruns.watch(BATCH[:2], 1.0):
-        pass
-    assert overruns.parts([*BATCH, *keys((9, 0))]) == [[0, 1, 3], [2]]
-
-
-def test_a_note_names_the_reward_that_was_running(tmp_path: Path) -> None:
+def test_a_note_names_the_rewards_that_were_running(tmp_path: Path) -> None:
     note = tmp_path / "note"
-    assert describe_running(note) == ""
-    with Overruns(note).watch(BATCH, 1.0):
+    assert describe_running(note) == describe_called(note) == ""
+    overruns = Overruns(note)
+    with overruns.watch(BATCH, 1.0):
         assert describe_running(note) == (
             "rewards.slow held the process for longer than rewards.slow.timeout_s, with the "
-            "records 4/0, 4/1, 7/0"
+            "records 4/0, 4/1, 7/0, which have timed out"
         )
-    assert describe_running(note) == ""
+        with overruns.watch(keys((9, 0), reward="asks"), 1.0):
+            assert describe_called(note) == (
+                "rewards.slow or rewards.asks was being called, with the records 4/0, 4/1, 7/0 "
+                "and 1 more"
+            )
+    assert describe_running(note) == describe_called(note) == ""
 
 
 def test_the_same_record_under_other_weights_is_other_work(tmp_path: Path) -> None:
-    overruns = dies(tmp_path / "note", keys((4, 0)), ENDED_BY_LIMIT)
+    overruns = dies(tmp_path / "note", keys((4, 0)), was_held=True)
     later = [Key("slow", "train", 4, 0, 1)]
-    assert overruns.parts(keys((4, 0))) == []
-    assert overruns.parts(later) == [[0]]
+    assert over(overruns, [*keys((4, 0)), *later]) == [True, False]
 
 
 def test_half_a_note_says_nothing(tmp_path: Path) -> None:
-    dies(tmp_path / "note", keys((4, 0)), "")
-    note = (tmp_path / "note").read_bytes()
-    (tmp_path / "note").write_bytes(note[: len(note) // 2])
-    assert describe_running(tmp_path / "note") == ""
-    assert Overruns(tmp_path / "note", ENDED_BY_LIMIT).parts(keys((4, 0))) == [[0]]
+    note = tmp_path / "note"
+    dies(note, keys((4, 0)), was_held=False)
+    with Overruns(note).watch(keys((4, 0)), 1.0):
+        half = note.read_bytes()
+    note.write_bytes(half[: len(half) // 2])
+    assert describe_running(note) == ""
+    assert over(Overruns(note, was_held=True), keys((4, 0))) == [False]
+
+
+def test_work_that_ended_in_time_is_not_over_where_the_process_is_held_later(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "note"
+    before = Overruns(note)
+    with before.watch(keys((4, 0)), 10.0), before.watch(keys((5, 0)), 10.0):
+        pass
+    assert over(Overruns(note, was_held=True), keys((4, 0), (5, 0))) == [False, False]
 
 
 # -- what the agent sees ---------------------------------------------------------------------------
@@ -142,71 +152,31 @@ def test_a_call_of_the_process_before_is_not_held_against_the_next_one(tmp_path:
     running.__enter__()
     hold = Hold(note)
     assert held(hold, 100.0, 100.0) == [False, False]
-    with Overruns(note, ENDED_BY_LIMIT).watch(keys((4, 1)), 1.0):
+    with Overruns(note, was_held=True).watch(keys((4, 1)), 1.0):
         assert held(hold, 100.0, 100.0) == [False, True]
     del running
 
 
-# -- coroutines ------------------------------------------------------------------------------------
+def test_a_process_in_which_calls_begin_and_end_is_not_held(tmp_path: Path) -> None:
+    """Coroutines wait beside others. While one begins or ends, the event loop runs."""
+    overruns = Overruns(tmp_path / "note")
+    hold = Hold(tmp_path / "note")
+    with overruns.watch(keys((4, 0)), 3.0):
+        assert held(hold, 1.0, 4.0) == [False, False]
+        with overruns.watch(keys((4, 1)), 10.0):
+            assert held(hold, 4.0, 10.0) == [False, False]
+        assert held(hold, 4.0, 4.0, GRACE_S) == [False, False, True]
 
 
-def blocks(path: Path, *calls: list[Key]) -> Overruns:
-    """Returns what the next process knows when one of these coroutines stops its event loop."""
-    before = Overruns(path)
-    waiting = [before.watch_waiting(work) for work in calls]
-    for block in waiting:
-        block.__enter__()
-    note = path.read_bytes()
-    del waiting, block  # which leaves the blocks; a process that dies does not
-    path.write_bytes(note)
-    return Overruns(path, ENDED_HUNG)
+def test_the_longest_limit_of_what_runs_bounds_a_process(tmp_path: Path) -> None:
+    """A function that may compute for long lets no coroutine return meanwhile."""
+    overruns = Overruns(tmp_path / "note")
+    hold = Hold(tmp_path / "note")
+    with overruns.watch(keys((4, 0)), 1.0), overruns.watch(keys((4, 1)), 60.0):
+        assert held(hold, 1.0, 60.0, GRACE_S, 0.5) == [False, False, False, True]
 
 
-def test_a_coroutine_that_stops_its_process_twice_alone_is_asked_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    note = tmp_path / "note"
-    first = blocks(note, BATCH[:2])
-    assert first.suspects(BATCH[:2]) and first.parts(BATCH[:2]) == [[0, 1]]
-    assert blocks(note, BATCH[:2]).parts(BATCH[:2]) == []
-    assert "rewards.slow: ended the process while 4/0, 4/1 were scored" in caplog.text
-
-
-def test_coroutines_that_were_in_the_same_process_are_scored_group_by_group(
-    tmp_path: Path,
-) -> None:
-    overruns = blocks(tmp_path / "note", BATCH[:2], BATCH[2:])
-    assert overruns.parts(BATCH) == [[0, 1], [2]]
-
-
-def test_a_limit_is_not_held_against_coroutines(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    before = Overruns(note)
-    with before.watch_waiting(keys((9, 0))), before.watch(keys((4, 0)), 1.0):
-        left = note.read_bytes()
-    note.write_bytes(left)
-    overruns = Overruns(note, ENDED_BY_LIMIT)
-    assert overruns.parts(keys((4, 0), (9, 0))) == [[1]]
-    assert not overruns.suspects(keys((9, 0)))
-
-
-def test_coroutines_that_end_leave_nothing_in_the_note(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    first = Overruns(note)
-    with first.watch_waiting(BATCH[:2]), first.watch_waiting(BATCH[2:]):
-        pass
-    overruns = Overruns(note, ENDED_HUNG)
-    assert not overruns.suspects(BATCH)
-    assert overruns.parts(BATCH) == [[0, 1, 2]]
-
-
-def test_work_that_ended_in_time_is_no_suspect_of_a_process_that_hangs_later(
-    tmp_path: Path,
-) -> None:
-    before = Overruns(tmp_path / "note")
-    with before.watch(keys((4, 0)), 10.0):
-        pass
-    assert Overruns(tmp_path / "note", ENDED_HUNG).parts(keys((4, 0), (5, 0))) == [[0, 1]]
+# -- the file -----------------------------------------------------------------------------------
 
 
 def test_a_call_writes_its_note_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,14 +201,14 @@ def test_work_goes_on_where_there_is_no_room_for_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies in shared memory, which the records of a step may fill; no reward has failed then."""
-    before = dies(tmp_path / "note", BATCH, ENDED_BY_LIMIT)
-    assert before.suspects(BATCH)
+    assert all(over(dies(tmp_path / "note", BATCH, was_held=True), BATCH))
 
     def full(file: int, content: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    overruns = Overruns(tmp_path / "note", ENDED_HUNG)
-    with overruns.watch(BATCH, 1.0), overruns.watch_waiting(BATCH):
-        overruns.add_over(BATCH)
-    assert overruns.parts(BATCH) == []
+    overruns = Overruns(tmp_path / "note")
+    late = keys((8, 0))
+    with overruns.watch(late, 1.0):
+        overruns.add_over(late)
+    assert all(over(overruns, [*BATCH, *late]))

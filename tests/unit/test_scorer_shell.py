@@ -25,7 +25,7 @@ from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.checked_rewards import read_known
-from gcore_core.runtime.shells.overruns import Overruns
+from gcore_core.runtime.shells.overruns import Key, Overruns, describe_called
 from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
@@ -383,27 +383,43 @@ def waiting(
     )
 
 
-async def test_coroutines_that_may_have_stopped_a_process_run_one_at_a_time(
+async def test_work_that_is_over_has_timed_out_and_is_not_asked_again(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """So the next process that stops knows which of them it was."""
-    running: list[int] = []
-    most: list[int] = []
+    async def at_once() -> None:
+        pass
 
-    async def count() -> None:
-        running.append(1)
-        for _ in range(20):  # time for any other call to begin
-            await asyncio.sleep(0)
-            most.append(len(running))
-        running.pop()
+    overruns = Overruns(tmp_path / "note")
+    reward = Waits(at_once)
+    shell = waiting(bench, reward, overruns)
+    first, second = (
+        Key("waits", "train", header.ordinal, header.sample, header.versions[1])
+        for header in bench.headers
+    )
+    overruns.add_over([first])
+    reply = await bench.ask(shell)
+    assert [score.statuses["waits"] for score in reply] == ["timeout", "ok"]
+    assert reply[0].reason == "rewards.waits: no answer within 60 s"
+    overruns.add_over([second])
+    reply = await bench.ask(shell)
+    assert [score.statuses["waits"] for score in reply] == ["timeout", "timeout"]
+    assert reward.at_once == 1
 
-    class Suspicious(Overruns):
-        def suspects(self, keys: object) -> bool:
-            return True
 
-    shell = waiting(bench, Waits(count), Suspicious(tmp_path / "note"))
-    await asyncio.gather(*(bench.ask(shell) for _ in range(3)))
-    assert max(most) == 1
+async def test_only_a_reward_with_a_limit_is_noted_for_the_agent(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """One that asks a role may wait as long as the role makes progress."""
+    note = tmp_path / "note"
+    seen: list[str] = []
+
+    async def look() -> None:
+        seen.append(describe_called(note))
+
+    sampler = RoleSampler("judge", [], lambda: None)
+    await bench.ask(waiting(bench, Waits(look), Overruns(note)))
+    await bench.ask(waiting(bench, Waits(look), Overruns(note), sampler=sampler))
+    assert seen == ["rewards.waits was being called, with the records 4/0, 4/1", ""]
 
 
 async def test_calls_of_a_reward_that_waits_overlap(bench: Bench) -> None:

@@ -69,9 +69,12 @@ def test_a_failed_reward_is_reported_although_the_record_was_truncated() -> None
 
 def test_error_for_a_slow_reward_names_the_setting_for_more_time() -> None:
     group = [header(0, f"rewards.slow: no answer {i}", slow="timeout") for i in range(9)]
-    lines = str(too_many_failures([group], 1, 1, {})).splitlines()
+    lines = str(too_many_failures([group], 1, 1, {"slow": "run/logs/scorer.0.log"})).splitlines()
     assert len(lines) == 6, "an error shows six lines, and what to do is among them"
-    assert lines[-1] == "  or give it more time: rewards.slow.timeout_s"
+    assert lines[-2:] == [
+        "  or give it more time: rewards.slow.timeout_s",
+        "  one record fails all of its call; where it was held: run/logs/scorer.0.log",
+    ]
 
 
 @pytest.mark.parametrize(

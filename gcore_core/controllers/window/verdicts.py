@@ -123,10 +123,11 @@ def too_many_failures(
         todo.append(
             f"or give it more time: {', '.join(f'rewards.{name}.timeout_s' for name in slow)}"
         )
+        if files := _log_files(slow, logs):
+            todo.append(f"one record fails all of its call; where it was held: {files}")
     failed = _rewards_with(causes, REWARD_FAILED)
-    files = sorted({logs[name] for name in failed if name in logs})
-    if files:
-        todo.append(f"tracebacks: {', '.join(files)}")
+    if files := _log_files(failed, logs):
+        todo.append(f"tracebacks: {files}")
     lines = list(_reasons(causes[:64]))[: _LINES - 1 - len(todo)]
     return TrainingError(
         f"{unusable} of {complete} groups could not be used",
@@ -187,6 +188,10 @@ def logs_of_rewards(facts: JobFacts) -> dict[str, str]:
         if log_file.exists():
             logs |= dict.fromkeys(rewards, str(log_file))
     return logs
+
+
+def _log_files(rewards: Sequence[str], logs: Mapping[str, str]) -> str:
+    return ", ".join(sorted({logs[name] for name in rewards if name in logs}))
 
 
 def _rewards_with(headers: Sequence[Header], status: str) -> list[str]:

@@ -33,8 +33,6 @@ from gcore_core.contract.errors import AddressError, ContractError, WorkerDied, 
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
     CLEAR,
-    ENDED_BY_LIMIT,
-    ENDED_HUNG,
     EXITS,
     HOLD_LEASE,
     KILL,
@@ -194,8 +192,7 @@ class Agent:
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._holds: dict[str, Hold] = {}  # scorer -> what its rewards are bounded by
-        # pid of a worker that was killed here -> why, as ``WorkerSpec.ending`` says it
-        self._endings: dict[int, str] = {}
+        self._held = set[int]()  # pids of scorers that were ended since a reward held them
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
@@ -305,10 +302,11 @@ class Agent:
             may_help = is_killed or code == RESTART_EXIT_CODE
             again = may_help and start < spec.restarts and not self._stopping
             log.info("%s (pid %s) ended with %s", spec.name, process.pid, code)
-            ending = self._endings.pop(process.pid, "")  # another process may get that number
+            was_held = process.pid in self._held
+            self._held.discard(process.pid)  # another process may get that number
             note = note_path(spec.store.directory, spec.name)
             running = ""
-            if ending == ENDED_BY_LIMIT:
+            if was_held:
                 running = describe_running(note)
             elif not may_help:
                 running = describe_called(note)
@@ -319,7 +317,7 @@ class Agent:
                 self._exits.add(end)
             if not again:
                 return
-            spec = msgspec.structs.replace(spec, restarted=True, ending=ending)
+            spec = msgspec.structs.replace(spec, restarted=True, was_held=was_held)
             try:
                 process = await self._start(spec)
                 self._spares.replaced(spec, process.pid)
@@ -344,7 +342,6 @@ class Agent:
             elif since_s is None:
                 since_s = time.monotonic()
         log.warning("%s (pid %s) is stopped and is ended", spec.name, process.pid)
-        self._endings.setdefault(process.pid, ENDED_HUNG)
         # ``end_hung`` would wake it for its stacks, and it would go on for a moment.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -364,7 +361,7 @@ class Agent:
             counts = hold.goes_on() and not _is_stopped(process.pid)
             is_over = counts and hold.is_over(_HOLD_LOOK_S)
         log.warning("%s (pid %s) is held by a reward and is ended", spec.name, process.pid)
-        self._endings.setdefault(process.pid, ENDED_BY_LIMIT)
+        self._held.add(process.pid)
         await end_hung(process)
 
     def _look(self) -> None:
@@ -406,7 +403,6 @@ class Agent:
         """Ends a worker that hangs; nothing happens where it has ended already."""
         process = self._workers.get(request.name)
         if process:
-            self._endings.setdefault(process.pid, ENDED_HUNG)
             await end_hung(process)
         return Nothing()
 

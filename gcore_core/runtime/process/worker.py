@@ -302,7 +302,7 @@ class Worker:
         reader = StoreReader(*self._place())
         spec = self._spec
         note = note_path(spec.store.directory, spec.name)
-        overruns = Overruns(note, spec.ending)
+        overruns = Overruns(note, was_held=spec.was_held)
         shell = ScorerShell(
             scorers,
             self._datasets(),

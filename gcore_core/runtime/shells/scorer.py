@@ -97,7 +97,8 @@ class ScorerShell:
 
     A function that does not return cannot be stopped: the records it was called with
     get the status "timeout", the reply is sent, and the process is given up. Where the function
-    lets no other code run, the kernel ends the process, and the next one gives that answer.
+    lets no other code run, the agent ends the process, and the next one gives that answer to all
+    that ran in it.
 
     datasets: "train" and "evaluation" -> the rows of the records' prompts.
     give_up: ends the process with an exit code; its agent starts it again.
@@ -131,7 +132,6 @@ class ScorerShell:
         self._calls: Counter[str] = Counter()  # reward -> calls in which scores differed
         self._requests: Counter[str] = Counter()  # reward -> requests that it was in
         self._known: dict[str, list[KnownRow]] = {}  # reward -> rows whose reward is known
-        self._alone = asyncio.Lock()  # of coroutines that may have stopped an earlier process
 
     def register(self, service: Service) -> None:
         service.add(SCORE, self.score)
@@ -229,14 +229,17 @@ class ScorerShell:
         matching = [
             i for i, record in enumerate(records) if is_meant(record.prompt.fields, reward.when)
         ]
+        asked = []
         for i in matching:
-            scores[i] = _overran(reward)  # it stays so for work that is over, which is in no part
-        for part in self._overruns.parts([keys[i] for i in matching]):
-            indexes = [matching[i] for i in part]
+            if self._overruns.is_over(keys[i]):
+                scores[i] = _overran(reward)
+            else:
+                asked.append(i)
+        if asked:
             answers = await self._score_isolated(
-                reward, [records[i] for i in indexes], [keys[i] for i in indexes]
+                reward, [records[i] for i in asked], [keys[i] for i in asked]
             )
-            for i, score in zip(indexes, answers, strict=True):
+            for i, score in zip(asked, answers, strict=True):
                 scores[i] = score
         call.progress()
         return scores
@@ -246,20 +249,20 @@ class ScorerShell:
     ) -> Any:
         """Calls a scorer that is a coroutine.
 
-        It waits for others, so its calls overlap, and one that takes too long is cancelled. Calls
-        that may have stopped an earlier process run one after the other, so that it can be told
-        which one does.
+        It waits for others, so its calls overlap, and one that takes too long is cancelled.
         """
-        is_suspect = self._overruns.suspects(keys)
-        async with self._alone if is_suspect else contextlib.nullcontext():
-            with self._overruns.watch_waiting(keys):
-                try:
-                    async with _limit(None if reward.sampler else reward.timeout_s):
-                        return await cast(AsyncScorer, reward.scorer).score(_own(records))
-                except _OutOfTimeError:
-                    return [_overran(reward)] * len(records)
-                finally:
-                    self._limits.check("")
+        timeout_s = None if reward.sampler else reward.timeout_s
+        watched = (
+            contextlib.nullcontext() if timeout_s is None else self._overruns.watch(keys, timeout_s)
+        )
+        with watched:
+            try:
+                async with _limit(timeout_s):
+                    return await cast(AsyncScorer, reward.scorer).score(_own(records))
+            except _OutOfTimeError:
+                return [_overran(reward)] * len(records)
+            finally:
+                self._limits.check("")
 
     async def _score_in_turn(
         self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
