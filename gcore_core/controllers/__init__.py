@@ -31,14 +31,13 @@ What the parts themselves are made of:
     lost_nodes         LostNodes: machines that the run goes on without
     newcomers          ShardNewcomers: generators that come within the run
 
-A program that draws the next step while it trains on this one differs from the synchronous one in
-two lines. It takes a step, begins the next and trains; before it pushes, it waits until no sample
-is in flight:
+A program that draws the next steps while it trains on this one has a ``RunningWindow``. Before it
+pushes, it waits until no sample is in flight, and a checkpoint also holds what was drawn ahead:
 
     taken = await self.take(step)
-    self.window.produce(step + 1, least=step)
     trained = await self.train(step, taken, watch)
     await self.window.drain()
+    taken = self.window.seal(taken)
     return await self.end(step, taken, trained, watch)
 
 What is drawn so has been begun by older weights than the step that trains on it: it is stale to

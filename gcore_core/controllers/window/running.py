@@ -145,10 +145,6 @@ class RunningWindow(Window):
 
     # -- what a step program calls -----------------------------------------------------------------
 
-    def produce(self, step: int, least: int) -> None:
-        """Raises ContractError: this window produces by itself."""
-        raise ContractError("a running window produces by itself", where=f"producing step {step}")
-
     async def take(self, step: int) -> Taken:
         """Returns the groups of ``step``, once they are there; raises what failed in producing."""
         if self._task is None:

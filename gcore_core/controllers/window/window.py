@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.algorithm_answers import waves_of
@@ -75,11 +75,9 @@ class Taken:
 class Window:
     """Produces this shard's part of the groups that steps train on.
 
-    For each step, in order: ``take`` its groups, train on them, ``commit``. With nothing else the
-    groups are produced when they are taken. A program that generates ahead of training calls
-    ``produce`` for the next step before it trains, and ``drain`` before it pushes weights. All
-    shards call the same in the same order. The window's agreements are in a scope of their own, so
-    they need no order with those of training.
+    For each step, in order: ``take`` its groups, which produces them, train on them, ``commit``.
+    All shards call the same in the same order. The window's agreements are in a scope of their own,
+    so they need no order with those of training. ``RunningWindow`` generates ahead of training.
 
     It takes ordinals from one end to the other. With a checkpoint of steps that took them in
     another order it raises ConfigError.
@@ -117,84 +115,24 @@ class Window:
         self._left_out = LeftOut()
         # A wave is made from records of the wave before, which must all be there.
         context.lost.survivable = len(self._ledger.waves) == 1
-        self._ahead: tuple[int, asyncio.Task[Taken]] | None = None
         self._state = self._present_state()
 
-    def produce(self, step: int, least: int) -> None:
-        """Begins to produce the groups of ``step``, beside whatever the program does next.
-
-        Raises ContractError when another step runs ahead already: one may, and only when the step
-        before it has been taken.
-
-        least: the oldest version of the weights that may begin a sample.
-        """
-        if self._ahead is not None:
-            raise ContractError(
-                f"step {self._ahead[0]} runs ahead already",
-                where=f"producing step {step}",
-                why="only one step may run ahead",
-                todo="take it first",
-            )
-        self._ahead = step, asyncio.ensure_future(self._produce(step, least))
-
     async def take(self, step: int) -> Taken:
-        """Returns the groups of ``step``, once they are produced.
+        """Produces the groups of ``step`` under weights of its version, and returns them.
 
-        Without ``produce`` before, they are produced now, under weights of version ``step``. Raises
-        what failed in producing them, and ContractError when another step runs ahead.
+        It draws until all shards together have enough groups that teach, or the limit is issued.
+        Raises what failed meanwhile.
         """
-        if self._ahead is None:
-            return await self._produce(step, least=step)
-        ahead, task = self._ahead
-        if ahead != step:
-            raise ContractError(
-                f"step {ahead} runs ahead and must be taken first", where=f"taking step {step}"
-            )
-        produced = await task
-        self._ahead = None
-        return produced
-
-    async def drain(self) -> None:
-        """Returns when no sample is in flight: what ``produce`` has begun can be taken then.
-
-        With nothing ahead it returns at once. Raises what failed in producing.
-        """
-        if self._ahead is not None:
-            await asyncio.shield(self._ahead[1])
-
-    def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
-        """Says that a step has been trained on and its weights are published.
-
-        Steps are committed in order. Returns ordinal -> (verdict, reason), for each of this shard's
-        groups that the step consumed.
-        """
-        self._state = taken.state
-        return self._ledger.commit()
-
-    def state(self) -> dict[str, Any]:
-        """Returns what a resumed run goes on with, as of the step that was committed last.
-
-        What runs ahead of that step is produced again.
-        """
-        return self._state
-
-    def _present_state(self) -> dict[str, Any]:
-        return {"ledger": self._ledger.state(), "quota": self._quota.state()}
-
-    # -- producing ---------------------------------------------------------------------------------
-
-    async def _produce(self, step: int, least: int) -> Taken:
-        """Draws until all shards together have enough groups that teach, or the limit is issued."""
         first_ordinal = self._ledger.next_ordinal
         settled = list[Settled]()
         draws = set[asyncio.Task[None]]()
         began_s = asyncio.get_running_loop().time()
-        drawn = Round(step=step, number=0, purpose=TRAIN, least=least)  # the latest round
+        drawn = Round(step=step, number=0, purpose=TRAIN, least=step)  # the latest round
         self._placement.begin_rollout()
         self._quota.begin()
         try:
             while not self._quota.over:
-                round_ = Round(step=step, number=self._quota.rounds, purpose=TRAIN, least=least)
+                round_ = Round(step=step, number=self._quota.rounds, purpose=TRAIN, least=step)
                 if count := self._quota.issue():
                     leases = self._ledger.lease(count)
                     drawing = self._drawing.draw(self._ledger, round_, leases)
@@ -208,6 +146,24 @@ class Window:
             for task in draws:
                 task.cancel()
         return await self._close(step, settled, first_ordinal)
+
+    def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
+        """Says that a step has been trained on and its weights are published.
+
+        Steps are committed in order. Returns ordinal -> (verdict, reason), for each of this shard's
+        groups that the step consumed.
+        """
+        self._state = taken.state
+        return self._ledger.commit()
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed run goes on with, as of the step that was committed last."""
+        return self._state
+
+    def _present_state(self) -> dict[str, Any]:
+        return {"ledger": self._ledger.state(), "quota": self._quota.state()}
+
+    # -- producing ---------------------------------------------------------------------------------
 
     async def _wait(self, draws: set[asyncio.Task[None]], began_s: float) -> None:
         """Waits for what was issued, at most until the next look whether more must be issued.
