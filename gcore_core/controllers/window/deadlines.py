@@ -1,6 +1,7 @@
 """Decides which groups are begun when, and which of them a step takes, so that none gets too old.
 
-Everything here is pure. All shards compute it from the same numbers.
+``Deadlines`` keeps which groups are begun and complete. It has no clock and does no I/O: what it
+says follows from what it was told, and all shards are told the same.
 
 Two numbers bound how far generation runs before training:
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from gcore_core.contract.records import Lease
 
-# How many parts of a round a replica works on at a time, over all shards: enough that its batch
-# stays full.
+# How many parts of a round a replica works on at a time, over all shards, at most: enough that its
+# batch stays full. Where there are more shards than that, each has one part there, so a replica
+# works on as many as there are shards.
 LANES = 16
 
 

@@ -1,6 +1,7 @@
 """Decides how many groups a step issues, and which of them it takes (dynamic sampling).
 
-Everything here is pure.
+A ``Quota`` keeps counts from step to step. It has no clock and does no I/O: what it says follows
+from what it was told.
 
 A step takes the lowest ordinals whose groups teach, up to the number that it needs, and everything
 before the last of them: never the first to finish. What was issued beyond is surplus: the next step

@@ -1,6 +1,6 @@
 """Records which shard owns which prompts, what is in flight, and what has a verdict.
 
-The ledger is pure: it has no clock and does no I/O.
+It keeps groups. It has no clock and does no I/O: what it says follows from what it was told.
 
 Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals
 belong to the shards in turn. So the union that a step consumes is the same for any number of

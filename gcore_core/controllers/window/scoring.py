@@ -66,9 +66,10 @@ class Scoring:
         self._waiting += headers
 
     async def finish(self) -> None:
-        """Returns when everything is scored; raises what failed.
+        """Returns when everything that was added is scored; raises what failed.
 
-        It is called when no more records come and the judges are awake.
+        It is called when the judges are awake and all parts of a wave are worked off. Where records
+        are lost with their machine, more come behind it, and it is called again.
         """
         self._open.set()
         await asyncio.gather(*self._tasks)

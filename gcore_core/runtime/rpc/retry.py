@@ -67,7 +67,8 @@ def is_gone(error: Exception) -> bool:
 
 #: What says that nobody knows whether a request arrived: its process, or the way to it, is gone.
 LOST = (WorkerDied, DeadlineExceeded)
-#: Its pauses are three minutes: a worker that takes a lost one's place may have a model to load.
+#: All pauses together are three minutes: a worker that takes a lost one's place may have a model to
+#: load.
 #: Over sockets each try also waits until somebody answers at the address, half a minute by default:
 #: a process that never comes is given up after most of an hour.
 PATIENT = RetryPolicy(tries=100)

@@ -455,8 +455,10 @@ class StoreWriter:
         1. An array that this process has stored for this step and these shards is not stored again.
         2. All others are written at once, before anybody is asked: most are new to the node as
            well, and a call takes longer than a copy.
-        3. One call for all of them asks the agent which ones another process had stored. Those get
-           that one's reference, and the space just written is taken back.
+        3. One call for all of them asks the agent which ones the node has already: another process
+           stored them, or this one for other shards, in another step or in a call that ran beside
+           this one. Those get the reference that the node has, and the space just written is taken
+           back.
 
         A candidate is found by up to 64 bytes in this process, by xxh3 on the node. A comparison of
         all bytes decides, so arrays made to collide are stored twice, and never confused.
@@ -490,7 +492,7 @@ class StoreWriter:
     ) -> dict[Ref, Ref]:
         """Tells the agent of blobs just written: reference of each -> the reference to use for it.
 
-        That is the node's where another process had stored the same, else its own.
+        That is the node's where the node has the same already, from whatever process, else its own.
         """
         request = BlobRequest(dict.fromkeys(shards, step), list(written))
         # Both are read before the call: nothing was awaited since the last blob was written, so
@@ -585,7 +587,7 @@ class StoreWriter:
 
 
 def _take_back(slab: _OpenSlab, end: int, kept: Mapping[Ref, Ref]) -> None:
-    """Frees the space of blobs at the slab's end that another process had stored before.
+    """Frees the space of blobs at the slab's end that the node had already.
 
     end: where the slab ended when the last of them was written.
     kept: reference of each blob, in the order of writing -> the reference to use for it.
