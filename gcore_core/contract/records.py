@@ -18,6 +18,42 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     version      int32[A]    of a record that more than one version of the weights sampled: the version that sampled
                              each action. Absent: it is ``Header.versions[0]`` for all of them. Written by generators
                              that claim "weights.midway"
+
+The forms that a record has on its way, each named by (ordinal, sample):
+
+    form           defined in                  made by                                   read by
+    SampleRequest  contract/generator.py       the generator's worker, of a Lease        the generator, to which questions come so, too
+    Finished       contract/generator.py       the generator, of a SampleRequest         its worker
+    Header         contract/records.py         the generator's worker, of a Finished     controllers, scorers, observers (StepReport)
+    Record         contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
+    ScoredRecord   contract/scorer.py          the scorer's worker, of a Header          rewards
+    Key            runtime/shells/overruns.py  the scorer's worker, of a Header          its node's agent, the process that comes next
+    Question       contract/questions.py       a reward that asks a role                 the scorer's worker, which asks for the answers
+    RecordScore    contract/records.py         the scorer's worker                       the ledger of a controller
+    Facts          contract/records.py         a controller, of a Header                 the lead, for the balancer
+    Assignment     contract/records.py         the lead, of Facts                        controllers
+    TrainItem      runtime/messages.py         a controller, of Header and Assignment    workers of trainers and annotators
+    TrainRecord    contract/trainer.py         these workers, of a TrainItem             trainers, annotators
+    Compared       contract/sentinel.py        a trainer's worker, of a TrainRecord      the sentinel, generators that explain a gap
+    ShownRecord    runtime/messages.py         a trainer's worker, of a Compared         generators' and trainers' workers, by canaries and alarms
+    TrainedTokens  contract/run_files.py       a trainer's worker, for ``tokens.jsonl``  commands that show records
+    Place          run/comparison.py           the comparison of two runs                ``g-core diff``
+
+Twelve words, and what TRL, verl and slime call the same:
+
+    here         there
+    record       sample, trajectory
+    drawn        sampled, generated
+    row          prompt (of the dataset)
+    ordinal      index (of a prompt in the run); slime: group_index; verl: uid
+    sample       index of a response among those to its prompt
+    group        the responses to one prompt; TRL: num_generations; verl: rollout.n
+    action       response token
+    action_mask  TRL: completion_mask; verl: response_mask; slime: loss_mask
+    logp         log-prob of the rollout; verl, slime: rollout_log_probs
+    teaches      has a non-zero advantage
+    version      policy version; slime: weight_versions
+    push         weight sync, weight update
 """  # noqa: E501
 
 from __future__ import annotations
