@@ -11,8 +11,8 @@ start: ``nodes/command`` opens a site on four nodes, from asking the hosts until
 quickstart: the quickstart with its policy on one node and a generator on each of three, against the
     same workers by ``core/local`` on one node, in turns. CPU seconds are those of all processes of
     a run, supervisor and agents included, from the end of the first step to the end of the last,
-    as the runs' metrics have them. No spare processes are kept in either. Both runs are
-    deterministic, and the benchmark ends where their final weights differ in a bit.
+    as the runs' metrics have them. Both runs are deterministic, and the benchmark ends where their
+    final weights differ in a bit.
 bulk: bulk_rates.py, sender and reader on two nodes: the rate at which an agent pulls content into
     an empty store over that of a bare socket with TLS; the same into a store that is full, as a
     run's is once its copies fill its budget; CPU seconds for one GB.
@@ -137,7 +137,7 @@ class Nodes:
         """Returns the command of a quickstart with one policy and three generators."""
         return [
             *(python, "-u", "-m", "gcore_core", "run", str(RECIPE)),
-            *("plugins=[]", "run.deterministic=true", "run.spares=never", f"run.dir={directory}"),
+            *("plugins=[]", "run.deterministic=true", f"run.dir={directory}"),
             *("placement.use=placement/split", f"roles.rollout.slots={NODES - 1}"),
             *overrides,
         ]

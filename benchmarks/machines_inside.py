@@ -141,7 +141,7 @@ def worker_of(name: str, site: Site, order: Order) -> WorkerSpec:
         factories={"backend": factory},
         secret=site.secret,
         settings=kind(
-            run=Run(steps=1, deterministic=True, spares="never"),
+            run=Run(steps=1, deterministic=True),
             context=PlainContext(directory=order.directory),
         ),
         store=StorePlace(str(site.nodes[node].store), node, node),

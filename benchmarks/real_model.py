@@ -205,7 +205,6 @@ class Bench:
         changes += [
             f"run.dir={directory}",
             f"run.steps={1 + self._steps}",
-            "run.spares=never",
             f"roles.policy.config.threads={threads}",
         ]
         return [str(job), *changes], load_plan(job, changes).config

@@ -6,7 +6,7 @@ A line "- `name` words" of the block adds these words to the row of that name.
 
     ```{made} keys run
     The site has the table of keys here: `tox run -e pages` builds it.
-    - `run.spares` see [spares](#spares)
+    - `run.patience_s` see [patience](#patience)
     ```
 
 The page of a distribution is its README. It is written beside the other pages and never committed.

@@ -87,6 +87,10 @@ def _open() -> Any:
 class Run:
     """The run as a whole."""
 
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "spares": "remove it: no processes are kept ready; a lost worker starts as at the beginning"
+    }
+
     name: str | None = None
     """Names the run's directory. ``null``: the file's name without its suffix."""
     steps: int = _at_least(1, default=100)
@@ -103,11 +107,6 @@ class Run:
     """The run repeats bit for bit, as far as its backends claim ``determinism``; slower."""
     patience_s: float = _positive(default=600.0)
     """Seconds that one process waits for another that shows no progress."""
-    spares: str = _one_of("auto", "always", "never")
-    """Processes that are kept ready to take the place of lost workers, with what they need
-    imported. ``always``: one for each kind of worker. ``auto``: after a minute, where memory allows
-    it. ``never``: none.
-    """
 
 
 @dataclass

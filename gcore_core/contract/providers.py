@@ -97,10 +97,6 @@ class Provider:
     shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
         when it is killed, as fnmatch reads them, such as ``("engine_queue_*",)``. The node agent
         removes those that it saw its own worker hold.
-    preload: modules of the engine, which a process imports that is kept ready to take a lost
-        worker's place, before it knows which one. To import them must read nothing that the
-        factory sets before, touch no device and start no thread; where it does one of the last two,
-        the process is not forked.
     memory: ``"module:attribute"`` of a function that says how much memory a worker will need, see
         ``gcore_core.contract.memory``; "": nobody knows. Its module imports no engine.
     twin: ``"module:attribute"`` of a function that makes a tiny random twin of what it opens (a
@@ -120,7 +116,6 @@ class Provider:
     capabilities: frozenset[str] = field(default_factory=frozenset)
     needs: tuple[str, ...] = ()
     shared_memory: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
     memory: str = ""
     twin: str = ""
 
@@ -145,11 +140,6 @@ class Provider:
             f"shared_memory {name!r} does not begin with three letters, digits, '_', '.' or '-'"
             for name in self.shared_memory
             if not _SHARED_NAME.match(name) or "/" in name
-        ]
-        problems += [
-            f"preload {name!r} is not the name of a module"
-            for name in self.preload
-            if not all(part.isidentifier() for part in name.split("."))
         ]
         for word in sorted(self.capabilities - CAPABILITIES):
             if not word.startswith(f"{plugin}:"):

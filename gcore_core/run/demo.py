@@ -239,10 +239,7 @@ def _kill(training: _Training, chance: random.Random) -> str:
 
 
 def _processes(training: _Training) -> dict[str, int]:
-    """Returns the live processes of a run, by name: its node agent, and the agent's workers.
-
-    They are found among all descendants: a worker that was forked is no child of the agent.
-    """
+    """Returns the live processes of a run, by name: its node agent, and the agent's workers."""
     try:
         descendants = psutil.Process(training.process.pid).children(recursive=True)
         commands = {process.pid: process.cmdline() for process in descendants}

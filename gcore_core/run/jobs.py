@@ -225,7 +225,6 @@ def _spec(
         log=str(job.directory / "logs" / f"{name}.log"),
         restarts=RESTARTS.get(settings.kind, 0),
         shared_memory=tuple(sorted({name for p in provided for name in p.spec.shared_memory})),
-        preload=tuple(dict.fromkeys(module for p in provided for module in p.spec.preload)),
         meeting="" if isinstance(settings, JobFacts) else settings.context.rendezvous,
         files=_opened(job, factories, settings),
     )

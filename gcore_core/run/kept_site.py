@@ -1,9 +1,9 @@
 """Keeps the site of a run open while the run goes back to a checkpoint.
 
 A run that loses a trainer or a controller begins again from its newest checkpoint, with new
-workers. The node agents stay, and with them the processes that they keep ready: the new workers
-are forked from them. Nothing else outlives the attempt: every worker has ended and the stores are
-empty before the next one begins. A supervisor that takes a killed one's place finds the same.
+workers. The node agents stay. Nothing else outlives the attempt: every worker has ended and the
+stores are empty before the next one begins. A supervisor that takes a killed one's place finds the
+same.
 """
 
 from __future__ import annotations

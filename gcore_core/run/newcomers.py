@@ -38,7 +38,6 @@ from gcore_core.runtime.messages import (
     EXITS,
     MEET_NODE,
     SPAWN,
-    UP,
     MeetNode,
     NewReplicas,
     Nothing,
@@ -230,8 +229,6 @@ class RunNewcomers:
                 raise WorkerError(
                     f"{', '.join(missing)} did not come up within {deadline_s:g} s", where=node
                 )
-            with contextlib.suppress(GcoreError):  # its processes for later are no matter of life
-                await agent.call(UP, Nothing())
             if exiting.done():  # one has ended just after it came up
                 exiting.result()
         finally:

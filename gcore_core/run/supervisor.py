@@ -60,7 +60,6 @@ from gcore_core.runtime.messages import (
     STEP_END,
     STOP_RUN,
     TIME_OF_DAY,
-    UP,
     USAGE,
     Answered,
     FreedNodes,
@@ -149,7 +148,6 @@ class Supervisor:
         self._usage: dict[str, UsageReply] = {}  # node -> what its agent said last
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
-        self._telling: asyncio.Task[None] | None = None  # held, or it could be collected
         self._restarts = Restarts()
         self._lost_nodes = set[str]()  # without which the attempt goes on
         self._expendable: dict[str, list[str]] = {}  # node -> processes, see ``Job.expendable``
@@ -368,7 +366,6 @@ class Supervisor:
             self._ready.set()
             self._say_first_evaluation()
             self._observers.run_start(self._run)
-            self._telling = asyncio.ensure_future(self._tell_up())
         elif self._waiting:
             self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
         if request.name in self._controllers:
@@ -385,11 +382,6 @@ class Supervisor:
 
     async def time_of_day(self, request: Nothing, call: Call) -> TimeOfDay:
         return TimeOfDay(time.time())
-
-    async def _tell_up(self) -> None:
-        """Tells the agents that the run is up. Their processes for later are no matter of life."""
-        with contextlib.suppress(GcoreError):
-            await self._ask_agents(UP)
 
     async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> dict[str, Reply]:
         """Asks the agents of all nodes at once, and returns node -> what its agent answered.

@@ -777,7 +777,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: it takes the place of a process that ended.
     was_held: its agent ended that process, since a reward held it beyond its time limit.
     shared_memory: how files are called that it may make in shared memory, see ``Provider``.
-    preload: modules that a process may import before it becomes this worker, see ``Provider``.
     meeting: the directory in which the workers of its role meet, which its agent makes; "": none.
     files: config key -> what the worker opens of it, as it was when the run began.
     """
@@ -797,7 +796,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     restarted: bool = False
     was_held: bool = False
     shared_memory: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
     meeting: str = ""
     identity: bytes = b""
     public: str = ""
@@ -999,7 +997,6 @@ PUBLISHED = Endpoint("published", Published, Nothing)
 FREED = Endpoint("freed", FreedNodes, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
-UP = Endpoint("up", Nothing, Nothing)
 CLEAR = Endpoint("clear", Nothing, Nothing)
 MEET_NODE = Endpoint("meet_node", MeetNode, Nothing)
 HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)

@@ -92,7 +92,7 @@ def page_words() -> set[str]:
 def test_the_page_names_every_field_of_a_description() -> None:
     classes = [Provider, *(cls for _, cls in KINDS.values())]
     fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
-    assert {"preload", "level", "twin"} <= fields
+    assert {"memory", "level", "twin"} <= fields
     assert sorted(fields - page_words()) == []
 
 

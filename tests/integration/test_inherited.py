@@ -37,7 +37,7 @@ STARTS = {
 
 def config(steps: int = 4) -> dict[str, Any]:
     """A job whose generator waits in its third step for the file ``go on``."""
-    job: dict[str, Any] = runs.job(run={"steps": steps, "spares": "never"}, checkpoint={"every": 1})
+    job: dict[str, Any] = runs.job(run={"steps": steps}, checkpoint={"every": 1})
     job["roles"] = {"policy": {"use": "trouble/recording"}, "rollout": {"use": "trouble/halting"}}
     return job
 

@@ -24,7 +24,6 @@ from gcore_core.kits.launching import make_identity
 from gcore_core.runtime.messages import (
     HELLO,
     SPAWN,
-    UP,
     Hello,
     Nothing,
     SpawnRequest,
@@ -83,7 +82,7 @@ class Node:
             },
             secret=self.secret,
             settings=GeneratorSettings(
-                run=Run(steps=1, deterministic=True, spares="always"),
+                run=Run(steps=1, deterministic=True),
                 context=PlainContext(directory=str(self.directory)),
             ),
             store=StorePlace(str(self.directory / "store"), AGENT, AGENT),
@@ -207,7 +206,7 @@ async def test_a_node_is_driven_over_tls_and_neither_secret_nor_key_is_shown() -
         await near.close()
 
 
-async def test_a_worker_that_is_forked_in_place_of_a_lost_one_serves_over_tls_too() -> None:
+async def test_a_worker_that_is_started_in_place_of_a_lost_one_serves_over_tls_too() -> None:
     async with node() as made:
         agent = made.network.peer(AGENT)
         await alive(made.network, AGENT)
@@ -215,16 +214,10 @@ async def test_a_worker_that_is_forked_in_place_of_a_lost_one_serves_over_tls_to
         async with asyncio.timeout(PATIENCE_S):
             first = await made.pids.get()
         await alive(made.network, WORKER)
-        await agent.call(UP, Nothing())  # the agent prepares a spare
-        log = made.directory / f"{AGENT}.log"
-        async with asyncio.timeout(PATIENCE_S):
-            while "is ready; it forks" not in log.read_text():
-                await asyncio.sleep(0.05)
         os.kill(first, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
             second = await made.pids.get()
         assert second != first
-        assert b"fork_server" in told_to(second)
         await alive(made.network, WORKER)
         assert shown(made, made.agent_pid, second) == []
         assert "cryptography" not in modules_of(second)

@@ -27,7 +27,7 @@ def words(*overrides: str) -> list[str]:
     """Returns the command of a small quickstart that repeats bit for bit."""
     small = ("evaluation.every=0", "controller.config.prompts=8", "plugins=[]")
     command = [sys.executable, "-u", "-m", "gcore_core", "run", str(RECIPE)]
-    return [*command, *small, "run.deterministic=true", "run.spares=never", *overrides]
+    return [*command, *small, "run.deterministic=true", *overrides]
 
 
 def on(machines: Sequence[Machine], template: str = f"{SHELL} {{host}}") -> list[str]:

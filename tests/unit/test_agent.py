@@ -27,7 +27,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import agent as agent_module
 from gcore_core.runtime.process.adoption import dismiss
 from gcore_core.runtime.process.agent import Agent, AgentSpec, end_hung
-from gcore_core.runtime.process.spares import Process
+from gcore_core.runtime.process.spawn import Process, environment_of
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, note_path
@@ -72,13 +72,15 @@ async def test_an_agent_is_not_cleared_while_a_lost_worker_is_being_started_agai
     monkeypatch.setattr(agent_module, "GRACE_S", 0.1)
     agent = make_agent(tmp_path)
     starts = asyncio.Event()
+    spawn_worker = agent_module._spawn_worker
 
-    async def start(spec: WorkerSpec) -> None:
+    async def spawn(spec: WorkerSpec) -> tuple[Process, int]:
         if spec.restarted:
             starts.set()
             await asyncio.Event().wait()
+        return await spawn_worker(spec)
 
-    monkeypatch.setattr(agent._spares, "start", start)
+    monkeypatch.setattr(agent_module, "_spawn_worker", spawn)
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nkill -9 $$\n")
     python.chmod(0o700)
@@ -229,3 +231,14 @@ async def test_a_file_of_a_worker_that_cannot_be_written_is_named(
         await agent_module._spawn_worker(spec)
     assert error.value.what == f"{named} cannot be written: {cause}."
     assert error.value.where == "scorer.0" and error.value.todo
+
+
+def test_threads_wait_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment_of(sys.executable)["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "5")
+    assert environment_of(sys.executable)["GOMP_SPINCOUNT"] == "5"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in environment_of(sys.executable)

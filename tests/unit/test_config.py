@@ -49,7 +49,7 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
         "dir": None,
         "deterministic": False,
     }
-    assert plan.config["run"] == run | {"patience_s": 600.0, "spares": "auto"}
+    assert plan.config["run"] == run | {"patience_s": 600.0}
     assert plan.config["controller"]["config"]["prompts"] == 32, (
         "the provider's defaults are filled in"
     )
@@ -311,7 +311,7 @@ def test_error_for_an_unknown_key_has_path_line_and_suggestion(job: Job) -> None
     assert message(job("run: {stepz: 3}")) == (
         "run.stepz: there is no such key (did you mean 'steps'?).\n"
         "  job.yaml, line 12\n"
-        "  there are: name, steps, epochs, seed, dir, deterministic, patience_s, spares"
+        "  there are: name, steps, epochs, seed, dir, deterministic, patience_s"
     )
     assert message(job(), "role.x=1").startswith(
         "role: there is no such key (did you mean 'roles'?)."

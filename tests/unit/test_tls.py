@@ -799,7 +799,7 @@ def test_only_who_makes_an_identity_imports_cryptography() -> None:
     program = """
 import asyncio, sys
 from gcore_core.kits import launching
-from gcore_core.runtime.process import agent, fork_server, worker
+from gcore_core.runtime.process import agent, worker
 from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.service import Service
 

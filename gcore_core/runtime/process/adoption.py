@@ -21,7 +21,7 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.launching import Guard, Peer
 from gcore_core.runtime.messages import CLEAR, HOLD_LEASE, HoldLease, Nothing
 from gcore_core.runtime.process.leftovers import StartedProcess, identify_process, is_running
-from gcore_core.runtime.process.spares import Process, send_signal
+from gcore_core.runtime.process.spawn import Process, send_signal
 from gcore_core.runtime.store.server import StoreSpec
 
 log = logging.getLogger(__name__)

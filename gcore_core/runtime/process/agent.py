@@ -3,8 +3,8 @@
 A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
 its lifeline ends: a pipe from its launcher, or from the guard that starts a lost supervisor again.
 With a guard, the agent outlives its supervisor for the term of a lease (``lease``). It ends the
-workers of the attempt, since nothing counts that they do now, and keeps what is ready to replace
-them. Workers and slabs end with their agent.
+workers of the attempt, since nothing counts that they do now. Workers and slabs end with their
+agent.
 
 A launcher for several machines starts it with ``--stdin`` (``spawn``). On another machine than the
 launcher's it lives on a lease, too, since a link that is cut ends no pipe. Its supervisor may come
@@ -40,7 +40,6 @@ from gcore_core.runtime.messages import (
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
-    UP,
     USAGE,
     HoldLease,
     KillRequest,
@@ -60,8 +59,13 @@ from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
-from gcore_core.runtime.process.spares import Process, Spares, environment_of, send_signal
-from gcore_core.runtime.process.spawn import read_spec, spawn_process
+from gcore_core.runtime.process.spawn import (
+    Process,
+    environment_of,
+    read_spec,
+    send_signal,
+    spawn_process,
+)
 from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import Hold, describe_called, describe_running, note_path
@@ -204,7 +208,6 @@ class Agent:
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         # It waits for this process's end as long as this is held.
         self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
-        self._spares = Spares(self._record)
         self._stopping = False
         self._clearing = asyncio.Lock()  # held by ``clear``
         self._lapse: asyncio.Task[None] | None = None  # ends the attempt of a lost supervisor
@@ -222,7 +225,6 @@ class Agent:
         if self.leaving is not None:
             self.leaving.register(service)
         service.add(SPAWN, self.spawn)
-        service.add(UP, self.up)
         service.add(CLEAR, self.clear)
         service.add(MEET_NODE, self.meet_node)
         service.add(HOLD_LEASE, self.hold_lease)
@@ -250,15 +252,6 @@ class Agent:
         known = worker in self._specs
         return push_memory(Path(self._spec.store.directory), worker) if known else None
 
-    async def up(self, request: Nothing, call: Call) -> Nothing:
-        """Every worker of the run is up: from now on processes are made ready to replace them."""
-        self._spares.prepare(
-            (spec, self._workers[name].pid)
-            for name, spec in self._specs.items()
-            if name in self._workers
-        )
-        return Nothing()
-
     async def meet_node(self, request: MeetNode, call: Call) -> Nothing:
         """Another machine has come: content may be read from there."""
         self.slabs.introduce(request.name, request.bulk)
@@ -267,8 +260,7 @@ class Agent:
     async def _start(self, spec: WorkerSpec) -> Process:
         if spec.kind == "scorer":
             self._holds[spec.name] = Hold(note_path(spec.store.directory, spec.name))
-        ready = await self._spares.start(spec)
-        process, self._lifelines[spec.name] = ready or await _spawn_worker(spec)
+        process, self._lifelines[spec.name] = await _spawn_worker(spec)
         self._specs[spec.name] = spec
         self._workers[spec.name] = process
         self._makers[spec.name] = Maker(process.pid, spec.shared_memory)
@@ -320,7 +312,6 @@ class Agent:
             spec = msgspec.structs.replace(spec, restarted=True, was_held=was_held)
             try:
                 process = await self._start(spec)
-                self._spares.replaced(spec, process.pid)
             except WorkerError as error:
                 # Such as a machine without memory for one more process. Nobody called this task, so
                 # it is reported as the end of the worker, now for good.
@@ -385,7 +376,6 @@ class Agent:
         """Measures what the agent and its workers use, without those that have just ended."""
         self._look()
         pids = {name: process.pid for name, process in self._workers.items()}
-        pids |= self._spares.pids()
         pids[self._spec.name] = os.getpid()
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
@@ -447,7 +437,6 @@ class Agent:
         """Ends everything that the agent has started."""
         self._stopping = True
         self._metering.close()
-        await self._spares.stop()
         await self._end_workers(grace_s)
         if self._looking is not None:
             self._looking.cancel()
@@ -457,8 +446,7 @@ class Agent:
     async def clear(self, request: Nothing, call: Call) -> Nothing:
         """Ends all workers and empties the store, for a run that begins anew from a checkpoint.
 
-        The processes that are kept ready stay. Raises WorkerError when a worker does not end, and
-        WorkerDied when the agent is ending.
+        Raises WorkerError when a worker does not end, and WorkerDied when the agent is ending.
         """
         async with self._clearing:  # it may be doing so already, because a supervisor was lost
             self._refuse_if_ending()

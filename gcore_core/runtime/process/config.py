@@ -24,8 +24,8 @@ class LocalConfig:
         of what is free.
     spill_after_s: how long nothing may be freed in a full store before more of it is made on disk.
     spill_dir: where on disk. Default: in the run's directory.
-    lease_s: how long the node agent waits for another supervisor when it has lost its own. It
-        keeps processes ready meanwhile, and ends with them when none has come.
+    lease_s: how long the node agent waits for another supervisor when it has lost its own. It ends
+        when none has come.
     """
 
     socket_dir: str | None = None

@@ -27,7 +27,6 @@ from gcore_core.runtime.messages import (
     EXITS,
     METER,
     SPAWN,
-    UP,
     USAGE,
     MeterReply,
     MeterRequest,
@@ -55,9 +54,9 @@ from gcore_core.runtime.process.leftovers import RECORD, clear_up, identify_proc
 from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
-from gcore_core.runtime.process.spares import Process
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
+    Process,
     allow_open_files,
     own_opening,
     spawn_on_lifeline,
@@ -365,7 +364,6 @@ class InlineAgent:
         self.slabs.register(service)
         self._node_files.register(service)
         service.add(SPAWN, self.spawn)
-        service.add(UP, self.up)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
@@ -387,10 +385,6 @@ class InlineAgent:
             make_meeting(spec)
             self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
         return Nothing()
-
-    async def up(self, request: Nothing, call: Call) -> Nothing:
-        """Nothing is made ready here: a task that ends is not started again."""
-        return request
 
     async def _run(self, spec: WorkerSpec) -> None:
         from gcore_core.runtime.process.worker import Worker

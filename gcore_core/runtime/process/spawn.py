@@ -18,12 +18,13 @@ import os
 import resource
 import signal
 import struct
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import msgspec
 
@@ -36,11 +37,57 @@ STREAMED_BYTES = 256 << 10
 #: Copies of ``STREAMED_BYTES`` or more go past the caches (glibc, x86): what is pushed or stored is
 #: read by another core.
 _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
+#: Threads of OpenMP that wait for each other ask so often, which is some 10 us, and then sleep. By
+#: default they go on asking, and where something else wants the cores, as other workers do, that
+#: takes ten times as long as one thread alone.
+_SHORT_WAIT = {"GOMP_SPINCOUNT": "10000"}
 _LENGTH = struct.Struct(">Q")
 _SPEC_LIMIT_BYTES = 256 << 20
 _LAST_S = 30.0  # a process has so long to end by itself after its standard input did
 _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every possible descriptor
 T = TypeVar("T")
+
+
+class Process(Protocol):
+    """A process of the run, whoever has started it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def wait(self) -> int:
+        """Returns the exit code; a negative one is the number of a signal."""
+
+    def send_signal(self, signal: int) -> None:
+        """Raises ProcessLookupError when the process has ended."""
+
+
+def send_signal(process: Process, number: int) -> None:
+    """Sends a signal to a process, and leaves its exit code to who waits for it.
+
+    asyncio's own way looks first whether the process has ended. Where it has, that takes the exit
+    code from asyncio, which then says 255.
+
+    Raises ProcessLookupError when the process is known to have ended.
+    """
+    if not isinstance(process, asyncio.subprocess.Process):
+        process.send_signal(number)
+    elif process.returncode is None:
+        os.kill(process.pid, number)
+    else:
+        raise ProcessLookupError(f"process {process.pid} has ended")
+
+
+def environment_of(python: str) -> dict[str, str]:
+    """Returns a worker's environment: this one, without its paths where the interpreter is another.
+
+    Another interpreter must not find this one's modules.
+    """
+    waits = {} if "OMP_WAIT_POLICY" in os.environ else _SHORT_WAIT
+    environment = waits | dict(os.environ)
+    if python not in ("", sys.executable):
+        environment.pop("PYTHONPATH", None)
+        environment.pop("PYTHONHOME", None)
+    return environment
 
 
 def allow_open_files(peers: int) -> None:
@@ -77,7 +124,6 @@ async def spawn_process(
     log: str | Path,
     environment: Mapping[str, str] | None = None,
     end_signal: signal.Signals = signal.SIGCONT,
-    inherited: tuple[int, ...] = (),
 ) -> tuple[asyncio.subprocess.Process, int]:
     """Starts a process in a group of its own; returns it and the end of its lifeline.
 
@@ -92,13 +138,10 @@ async def spawn_process(
     environment: None: this process's.
     end_signal: what the kernel sends to the group when the lifeline ends. SIGCONT wakes a process
         that is stopped, so that it sees that end; SIGKILL ends all that it started, too.
-    inherited: further file descriptors that the process has under the same numbers.
     """
     reading, lifeline = os.pipe()
     try:
-        process = await spawn_on_lifeline(
-            reading, command, spec, log, environment, end_signal, inherited
-        )
+        process = await spawn_on_lifeline(reading, command, spec, log, environment, end_signal)
     except BaseException:
         os.close(lifeline)  # one that was started all the same ends by it
         raise
@@ -114,7 +157,6 @@ async def spawn_on_lifeline(
     log: str | Path,
     environment: Mapping[str, str] | None = None,
     end_signal: signal.Signals = signal.SIGCONT,
-    inherited: tuple[int, ...] = (),
 ) -> asyncio.subprocess.Process:
     """Starts a process as ``spawn_process`` does, on a lifeline that somebody else holds.
 
@@ -123,13 +165,13 @@ async def spawn_on_lifeline(
     reading: the end of the pipe that the process reads. For each opening of a pipe the kernel
         signals one group, so this opening must be the process's alone (``own_opening``).
     """
-    with written_spec(spec) as spec_file, open(log, "ab") as output:
+    with _written_spec(spec) as spec_file, open(log, "ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=(spec_file.fileno(), reading, *inherited),
+            pass_fds=(spec_file.fileno(), reading),
             start_new_session=True,
             env=_STREAMING | dict(os.environ if environment is None else environment),
         )
@@ -149,7 +191,7 @@ def own_opening(reading: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def written_spec(spec: Any) -> Iterator[BinaryIO]:
+def _written_spec(spec: Any) -> Iterator[BinaryIO]:
     """Writes a spec into a file without a name, and yields the file, to be read from its start.
 
     An OSError of the writing has a ``filename``: the directory for temporary files.
@@ -250,7 +292,7 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     if args.stdin:
         return _read_input(spec), _lifeline_of_input()
-    return decode_spec(args.fd, spec), args.lifeline
+    return _decode_spec(args.fd, spec), args.lifeline
 
 
 def _read_input(spec: type[T]) -> T:
@@ -306,7 +348,7 @@ def _lifeline_of_input() -> int:
     return reading
 
 
-def decode_spec(descriptor: int, spec: type[T]) -> T:
+def _decode_spec(descriptor: int, spec: type[T]) -> T:
     """Reads a spec from a file descriptor, and closes it."""
     with os.fdopen(descriptor, "rb") as file:
         decoder = msgspec.msgpack.Decoder(spec)

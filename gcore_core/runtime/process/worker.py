@@ -424,7 +424,6 @@ def own_dtype(spec: WorkerSpec) -> str:
 async def _main(
     spec: WorkerSpec,
     lifeline: int,
-    leave: Callable[[int], NoReturn],
     main: MainThread,
     limits: ThreadedLimits,
 ) -> None:
@@ -454,29 +453,15 @@ async def _main(
 
     network.expired = report_hung
     try:
-        await Worker(spec, network, ThreadCompute(main), leave, limits).run()
+        await Worker(spec, network, ThreadCompute(main), limits=limits).run()
     finally:
         await network.close()
 
 
 def main() -> None:
-    run_process(*read_spec("a worker of a run; started by the node agent only", WorkerSpec))
-
-
-def run_process(
-    spec: WorkerSpec, lifeline: int, leave: Callable[[int], NoReturn] = os._exit
-) -> NoReturn:
-    """Makes this process the worker, and ends it with the worker.
-
-    leave: ends the process with an exit code, at once. A thread of a library, or one that hangs,
-        must not hold a finished worker.
-    """
-    # What was imported before may have set handlers of its own, and whoever reads a worker's log
-    # looks for this form.
+    spec, lifeline = read_spec("a worker of a run; started by the node agent only", WorkerSpec)
     logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {spec.name} %(levelname)s %(message)s",
-        force=True,
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )
     main = MainThread()
     limits = ThreadedLimits()
@@ -485,14 +470,14 @@ def run_process(
         code = 1
         try:
             with asyncio.Runner(loop_factory=TimedLoop) as runner:
-                runner.run(_main(spec, lifeline, leave, main, limits))
+                runner.run(_main(spec, lifeline, main, limits))
             code = 0
         except Exception:  # isolation point: it was reported and logged
             pass
         except BaseException:  # such as a SystemExit of a task
             log.exception("%s ends", spec.name)
         logging.shutdown()
-        leave(code)
+        os._exit(code)  # neither a library's thread nor one that hangs holds a finished worker
 
     if isinstance(spec.settings, JobFacts):
         work()  # a controller calls no function of a user

@@ -20,13 +20,6 @@ from gcore_core.contract.providers import (
 )
 from gcore_teacher import config
 
-#: What a worker imports when it opens a model, of whatever family.
-_PRELOAD = (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-)
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 
 
@@ -57,7 +50,6 @@ def gcore_annotators() -> Iterable[AnnotatorProvider]:
         factory="gcore_teacher.annotator:FrozenModel",
         config=config.FrozenModelConfig,
         needs=_NEEDS,
-        preload=_PRELOAD,
         twin="gcore_language.twins:twin_of_role",
     )
 

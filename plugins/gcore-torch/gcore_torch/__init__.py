@@ -17,13 +17,6 @@ from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTra
 from gcore_torch.offload_settings import problems as offload_problems
 from gcore_torch.sharding_settings import problems as sharding_problems
 
-#: What a worker imports when it opens a model, of whatever family.
-_PRELOAD = (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-)
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 
 
@@ -53,7 +46,6 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
             }
         ),
         needs=_NEEDS,
-        preload=_PRELOAD,
         memory="gcore_torch.memory:trainer_memory",
         opens="gcore_language.opened:open_policy",
         twin="gcore_language.twins:twin_of_role",
@@ -75,7 +67,6 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
             | {"weights.midway", "weights.push"}
         ),
         needs=_NEEDS,
-        preload=_PRELOAD,
         memory="gcore_torch.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
     )
@@ -166,5 +157,4 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         config=TorchRewardConfig,
         twin="gcore_language.twins:twin_of_reward",
         needs=_NEEDS,
-        preload=_PRELOAD,
     )
