@@ -46,7 +46,7 @@ class _TellingLink(GuardLink):
     """Tells the caller what the guard is told."""
 
     def __init__(self, link: GuardLink, pipe: int) -> None:
-        super().__init__(link.lifeline, link._telling, link._memory)
+        super().__init__(link._telling)
         self._pipe = pipe
 
     def tell(self, begun: Begun) -> None:

@@ -315,22 +315,6 @@ class Site:
         return self.nodes[self.where[process]]
 
 
-class Guard(Protocol):
-    """Starts the supervisor again when it is killed, as the launcher in the supervisor sees it.
-
-    lifeline: the reading end of a pipe that ends with the guard. Nobody writes to it. What outlives
-        a supervisor is to end with it.
-    """
-
-    lifeline: int
-
-    def remember(self, facts: bytes) -> None:
-        """Keeps what the next supervisor's launcher shall know, in place of what was kept."""
-
-    def remembered(self) -> bytes:
-        """Returns what was kept last, by this supervisor or one before it; empty: nothing."""
-
-
 @runtime_checkable
 class Launcher(Protocol):
     """Decides where the processes of a run live. It is made and called in the supervisor."""
@@ -358,25 +342,6 @@ class Launcher(Protocol):
             started on; without the supervisor.
         supervisor: what the supervisor answers.
         logs: the directory for the log of each process.
-        """
-
-
-@runtime_checkable
-class AdoptingLauncher(Launcher, Protocol):
-    """A launcher whose node agent may outlive a supervisor that is killed. It is optional.
-
-    In a run that has a guard ``guarded_site`` is called in place of ``site``, so one that derives
-    from such a launcher and overrides ``site`` overrides both.
-    """
-
-    def guarded_site(
-        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
-    ) -> AbstractAsyncContextManager[Site]:
-        """Opens a site as ``site`` does, or the one that the guard remembers.
-
-        A site that is taken over is as a new one: its workers have ended and its store is empty
-        before this returns, while what its agent has ready for later stays. The supervisor answers
-        there only afterwards, so nothing of the attempt before reaches it.
         """
 
 

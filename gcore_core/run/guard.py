@@ -4,8 +4,7 @@
 free, or kills what has a large log, does not find it. The second one is the supervisor. Signals
 that only the first one gets are passed on; when the first one is killed, the second one is too.
 
-The node agent may outlive the supervisor (``AdoptingLauncher``). It ends with the first process,
-which keeps for the next supervisor where that agent is.
+The node agent ends with its supervisor, and the next one starts another.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,20 +42,11 @@ class Begun(msgspec.Struct, frozen=True):
 
 
 class GuardLink:
-    """Is a guard as its supervisor sees it: ``Guard`` of the contract, and a way to tell it more.
+    """Is a guard as its supervisor sees it."""
 
-    lifeline: see ``Guard``.
-    """
-
-    def __init__(self, lifeline: int, telling: int, memory: int) -> None:
-        """Takes over no descriptor; they stay open as long as the supervisor.
-
-        telling: where ``tell`` writes to.
-        memory: a file that the guard and all its supervisors share.
-        """
-        self.lifeline = lifeline
+    def __init__(self, telling: int) -> None:
+        """telling: where ``tell`` writes to; it stays open as long as the supervisor."""
         self._telling = telling
-        self._memory = memory
 
     def tell(self, begun: Begun) -> None:
         os.write(self._telling, msgspec.json.encode(begun))
@@ -65,13 +54,6 @@ class GuardLink:
     def tell_over(self) -> None:
         """Tells that the process ends because its work has ended, well or not."""
         os.write(self._telling, _OVER)
-
-    def remember(self, facts: bytes) -> None:
-        os.ftruncate(self._memory, 0)
-        os.pwrite(self._memory, facts, 0)
-
-    def remembered(self) -> bytes:
-        return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
 
 #: Runs a job to its end, as the supervisor: (directory of a run that goes on, its guard).
@@ -165,10 +147,6 @@ class _Guard:
         self._child = 0  # pid of the child; 0 while there is none
         self._lifeline = -1  # writing end of a pipe: when it closes, the child is killed
         self._told = -1  # reading end of the pipe into which the child tells (``Begun``)
-        # What outlives a supervisor ends when nobody has the other end of this pipe any more.
-        self._outliving, self._alive = os.pipe()
-        # Without a name, as it may hold a secret; open as long as this process.
-        self._memory = tempfile.TemporaryFile()  # noqa: SIM115
         self._begun: Begun | None = None
         self._stop = 0  # the signal that asked last; 0: none has
         # One that this process ignores stays ignored.
@@ -196,14 +174,13 @@ class _Guard:
                 return None
             os.close(self._lifeline)
             os.close(self._told)
-            os.close(self._alive)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal_at_end(lifeline, os.getpid(), signal.SIGKILL, is_group=False)
             if select.select([lifeline], [], [], 0)[0]:
                 os._exit(1)  # the guard was gone before the kernel knew
 
-        return GuardLink(self._outliving, telling, self._memory.fileno())
+        return GuardLink(telling)
 
     def _pass_on(self, number: int, frame: Any) -> None:
         self._stop = number

@@ -2,8 +2,7 @@
 
 A run that loses a trainer or a controller begins again from its newest checkpoint, with new
 workers. The node agents stay. Nothing else outlives the attempt: every worker has ended and the
-stores are empty before the next one begins. A supervisor that takes a killed one's place finds the
-same.
+stores are empty before the next one begins.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.factories import build
-from gcore_core.contract.launching import AdoptingLauncher, Guard, Launcher, Servable, Site
+from gcore_core.contract.launching import Launcher, Servable, Site
 from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.jobs import Job
 from gcore_core.runtime.messages import CLEAR, Nothing
@@ -50,10 +49,8 @@ class _Switch:
 class KeptSite:
     """Opens the site of a job and closes it, as a context manager."""
 
-    def __init__(self, job: Job, guard: Guard | None = None) -> None:
-        """guard: starts this process again when it is killed; None: nobody does."""
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._guard = guard
         self._switch = _Switch()
         self._stack = contextlib.AsyncExitStack()
         self._site: Site | None = None
@@ -76,8 +73,8 @@ class KeptSite:
         self._site = self.homecoming = None
         await self._stack.__aexit__(type(error) if error else None, error, None)
 
-    async def open(self, supervisor: Servable | None = None) -> Site:
-        """Returns the site, on which this supervisor answers from now on; with None, nobody."""
+    async def open(self, supervisor: Servable) -> Site:
+        """Returns the site, on which this supervisor answers from now on."""
         self._switch.current = supervisor
         if self._site is None:
             site = await self._stack.enter_async_context(self._opened())
@@ -95,8 +92,6 @@ class KeptSite:
         launcher: Launcher = self._job.launcher or build(self._job.plan.factory("launcher"))
         where = self._job.where()
         logs = self._job.directory / "logs"
-        if self._guard is not None and isinstance(launcher, AdoptingLauncher):
-            return launcher.guarded_site(where, self._switch, logs, self._guard)
         return launcher.site(where, self._switch, logs)
 
     def has_agent(self, process: str) -> bool:

@@ -67,7 +67,6 @@ def prepare(
     overrides: Sequence[str],
     display_of: Any,
     resume: Path | None = None,
-    guard: GuardLink | None = None,
     *,
     again: bool = False,
     until_end: contextlib.ExitStack,
@@ -78,12 +77,13 @@ def prepare(
     and the models, in an order in which what is quick to refuse is refused first.
     display_of: makes the display, given the number of steps.
     resume: the directory of the run that goes on.
-    guard: started this process in the place of one that was killed, or may do so later.
-    again: it did so now. The run had its machines once, so it goes on with those that are left.
+    again: this process takes the place of one that was killed. The run had its machines once, so it
+        goes on with those that are left.
     until_end: is closed when the run has ended; until then no other process supervises it.
     """
     if resume is not None:
-        _take_over(resume, guard, until_end)
+        until_end.enter_context(hold_run(resume, _ENDS_S))
+        _end_what_is_left(resume)
     plan = load_plan(file, overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
     datasets = {path: build(plan.factory(path)) for path in DATASETS if path in plan.provided}
@@ -180,25 +180,11 @@ def _compare_files(
         display.note(f"the file of {key} is not what it was when the run was last started")
 
 
-def _take_over(run_dir: Path, guard: GuardLink | None, until_end: contextlib.ExitStack) -> None:
-    """Has this process alone supervise a run that goes on.
-
-    Raises ConfigError where another process supervises it.
-    """
-    until_end.enter_context(hold_run(run_dir, _ENDS_S))
-    if not (guard and guard.remembered()):
-        # A supervisor that was killed may have left processes that still write into the run's
-        # files. They are ended before anything of these is read. Where a guard remembers a node
-        # agent, that agent is to be taken over, so it is not ended here: its workers end when the
-        # site is opened (``_attempts``), which is before the journals are read. All other files are
-        # written by the supervisor alone.
-        _end_what_is_left(run_dir)
-
-
 def _end_what_is_left(run_dir: Path) -> None:
-    """Ends what a supervisor that was killed has left of a run.
+    """Ends what a supervisor that was killed has left of a run, before anything of it is read.
 
-    Raises ConfigError where one lives on this machine, since both would write into the run's files.
+    Such processes may still write into the run's files. Raises ConfigError where a supervisor lives
+    on this machine, since both would write into them.
     """
     until_s = time.monotonic() + _ENDS_S
     while pid := clear_up(run_dir / run_files.LOGS / RECORD):
@@ -284,12 +270,12 @@ def run_file(
         try:
             with exits_told():
                 job, display = prepare(
-                    file, overrides, displayed, resume, guard, again=again, until_end=until_end
+                    file, overrides, displayed, resume, again=again, until_end=until_end
                 )
                 if guard is not None:
                     restarts = job.plan.settings.checkpoint.restarts
                     guard.tell(Begun(str(job.directory.resolve()), restarts))
-                _supervise(job, display, signals, guard)
+                _supervise(job, display, signals)
         except KeyboardInterrupt:
             if display is not None and job is not None:
                 lines = ["stopped; every process has ended", f"the run is in {job.directory}"]
@@ -315,7 +301,7 @@ def _display_of(steps: int) -> Display:
     return open_display(steps, sys.stdout)
 
 
-def _supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:
+def _supervise(job: Job, display: Display, signals: Signals) -> None:
     """Runs the job, and again from its newest checkpoint when a process is lost for good.
 
     That happens at most ``checkpoint.restarts`` times, and only when there is a checkpoint. Raises
@@ -324,14 +310,14 @@ def _supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | 
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
         try:
-            MainThread().run(lambda: _attempts(job, display, signals, guard))
+            MainThread().run(lambda: _attempts(job, display, signals))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         if signals.code:
             raise KeyboardInterrupt
 
 
-async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:
+async def _attempts(job: Job, display: Display, signals: Signals) -> None:
     """Supervises one attempt after the other, on one site."""
     supervisor: Supervisor | None = None
     works = False  # whether there is an attempt that could save its state
@@ -345,10 +331,8 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
     with signals.ask(stop):
         async with (
             chosen_observers(job.plan, job.directory, display.note) as observers,
-            KeptSite(job, guard) as place,
+            KeptSite(job) as place,
         ):
-            if guard is not None and guard.remembered():
-                await place.open()  # processes of before end before their files are read
             with ending(lambda: supervisor):
                 for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
                     supervisor = Supervisor(job, display, observers)

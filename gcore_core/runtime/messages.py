@@ -905,8 +905,7 @@ class KillRequest(Message):
 class HoldLease(Message):
     """Takes a node agent's lease for as long as the stream stands.
 
-    pid: of the supervisor. Only an agent on the supervisor's machine uses it; to any other it is no
-        more than a name in the log.
+    pid: of the supervisor, for the log.
     """
 
     pid: int

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,9 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import agent as agent_module
-from gcore_core.runtime.process.adoption import dismiss
 from gcore_core.runtime.process.agent import Agent, AgentSpec, end_hung
-from gcore_core.runtime.process.spawn import Process, environment_of
+from gcore_core.runtime.process.launchers import dismiss
+from gcore_core.runtime.process.spawn import environment_of
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, note_path

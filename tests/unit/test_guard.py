@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -139,50 +138,6 @@ def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"ended with signal {number}\n"
-
-
-def test_what_a_killed_supervisor_had_remembered_the_next_one_knows() -> None:
-    text = """
-def supervise(resume, link):
-    remembered = link.remembered()
-    print(n_children, remembered)
-    if n_children == 3:
-        return 7
-    link.tell(begun)
-    link.remember(b"long facts" if n_children == 1 else b"facts")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    with guarded(text) as process:
-        output, _ = process.communicate(timeout=30)
-    assert process.returncode == 7
-    assert [line for line in output.splitlines() if line[0].isdigit()] == [
-        "1 b''",
-        "2 b'long facts'",
-        "3 b'facts'",
-    ]
-
-
-def test_what_outlives_a_supervisor_ends_with_its_guard() -> None:
-    """Neither a supervisor nor what it has started holds the other end of that pipe."""
-    text = """
-def supervise(resume, link):
-    child = os.fork()
-    if child == 0:
-        os.close(1)
-        while os.read(link.lifeline, 1):
-            pass
-        os._exit(0)
-    print(child)
-    signal.pause()
-"""
-    with guarded(text) as process:
-        assert process.stdout is not None
-        child = os.pidfd_open(int(process.stdout.readline()))
-        process.kill()
-        poll = select.poll()
-        poll.register(child, select.POLLIN)
-        assert poll.poll(30_000), "it lives on"
-        os.close(child)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -1,14 +1,12 @@
 """Spawns and watches the workers of one node, and owns its slabs: the node agent.
 
 A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
-its lifeline ends: a pipe from its launcher, or from the guard that starts a lost supervisor again.
-With a guard, the agent outlives its supervisor for the term of a lease (``lease``). It ends the
-workers of the attempt, since nothing counts that they do now. Workers and slabs end with their
-agent.
+its lifeline ends: a pipe from its launcher. Workers and slabs end with their agent.
 
 A launcher for several machines starts it with ``--stdin`` (``spawn``). On another machine than the
-launcher's it lives on a lease, too, since a link that is cut ends no pipe. Its supervisor may come
-back within the term, over another connection, so its workers go on until the lease has expired.
+launcher's it lives on a lease, too (``lease``), since a link that is cut ends no pipe. Its
+supervisor may come back within the term, over another connection, so its workers go on until the
+lease has expired.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import shutil
 import signal
 import sys
 import time
+from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -60,7 +59,6 @@ from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spawn import (
-    Process,
     environment_of,
     read_spec,
     send_signal,
@@ -100,8 +98,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
         gone then.
     record: the file in which the agent writes down what it has started, see ``leftovers``; "" for
         none.
-    lease_s: the term of its lease, for which it outlives a supervisor that is lost; 0: it has none,
-        and its lifeline alone says when it ends.
+    lease_s: the term of its lease, for which it goes on without a connection to its supervisor; 0:
+        it has none, and its lifeline alone says when it ends.
     start_s: the first term of that lease, in which its supervisor has to reach it; 0: ``lease_s``.
     is_remote: it is on another machine than its launcher, and nothing was prepared for it. It makes
         ``meeting``, which must not exist, and the directories of logs, and clears up after an agent
@@ -210,14 +208,10 @@ class Agent:
         self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
         self._stopping = False
         self._clearing = asyncio.Lock()  # held by ``clear``
-        self._lapse: asyncio.Task[None] | None = None  # ends the attempt of a lost supervisor
         self.leaving = Leaving(spec.leave_s, self.end) if spec.leave_s else None
         self._lease: Lease | None = None
         if spec.lease_s:
-            lapsed = _nothing if spec.is_remote else self._lapsed
-            self._lease = Lease(
-                spec.lease_s, lapsed=lapsed, expired=self.end, first_term_s=spec.start_s
-            )
+            self._lease = Lease(spec.lease_s, expired=self.end, first_term_s=spec.start_s)
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
@@ -405,20 +399,8 @@ class Agent:
             raise ContractError("it has no lease to hold", where=self._spec.name)
         self._refuse_if_ending()
         with self._lease.held(f"the supervisor (pid {request.pid})"):
-            if not self._spec.is_remote:
-                self._record.supervised_by(request.pid)
             yield Nothing()
             await asyncio.Event().wait()
-
-    def _lapsed(self) -> None:
-        """Ends the attempt of a supervisor that is lost."""
-        self._lapse = asyncio.ensure_future(self._end_attempt())
-
-    async def _end_attempt(self) -> None:
-        try:
-            await self.clear(Nothing(), Call(lambda: None))
-        except WorkerError as error:  # who takes the lease asks for it again, and is told
-            log.warning("%s", error)
 
     def _refuse_if_ending(self) -> None:
         if self.stopped.is_set():
@@ -448,7 +430,7 @@ class Agent:
 
         Raises WorkerError when a worker does not end, and WorkerDied when the agent is ending.
         """
-        async with self._clearing:  # it may be doing so already, because a supervisor was lost
+        async with self._clearing:  # it may be doing so already, for one who waits no more
             self._refuse_if_ending()
             self._stopping = True
             await self._end_workers(GRACE_S)
@@ -474,10 +456,6 @@ class Agent:
                     os.killpg(process.pid, sign)
             if self._watching:
                 await asyncio.wait(set(self._watching), timeout=grace_s)
-
-
-def _nothing() -> None:
-    """Does nothing when a lease lapses: the supervisor may come back within the term."""
 
 
 def make_meeting(spec: WorkerSpec) -> None:

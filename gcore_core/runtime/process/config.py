@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 #: The least ``patience_s``: within it the kernel notices a silence, a lease expires and workers
 #: end, see ``agent.split_patience``.
@@ -24,8 +25,6 @@ class LocalConfig:
         of what is free.
     spill_after_s: how long nothing may be freed in a full store before more of it is made on disk.
     spill_dir: where on disk. Default: in the run's directory.
-    lease_s: how long the node agent waits for another supervisor when it has lost its own. It ends
-        when none has come.
     """
 
     socket_dir: str | None = None
@@ -33,14 +32,15 @@ class LocalConfig:
     store_gib: float | None = None
     spill_dir: str | None = None
     spill_after_s: float = 5.0
-    lease_s: float = 15.0
+
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "lease_s": "remove it: a node agent ends with its supervisor; the next one starts another"
+    }
 
     def __post_init__(self) -> None:
         if self.port is not None:
             _check_port(self.port)
         _check_store(self.store_gib, self.spill_after_s)
-        if not self.lease_s > 0:
-            raise ValueError(f"lease_s must be positive, not {self.lease_s}")
 
 
 def _check_port(port: int) -> None:

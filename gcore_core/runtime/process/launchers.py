@@ -8,15 +8,16 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
 from gcore_core.contract.launching import (
-    Guard,
     Network,
     NodeFacts,
     Servable,
@@ -37,29 +38,18 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process.addresses import check_ports
-from gcore_core.runtime.process.adoption import (
-    AdoptedProcess,
-    KeptAgent,
-    clear_adopted,
-    dismiss,
-    keep,
-    kept_by,
-    lease_held,
-)
 from gcore_core.runtime.process.agent import AgentSpec, end_hung, make_meeting, process_usage
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.devices import find_devices
-from gcore_core.runtime.process.leftovers import RECORD, clear_up, identify_process
+from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
-    Process,
     allow_open_files,
-    own_opening,
-    spawn_on_lifeline,
+    send_signal,
     spawn_process,
 )
 from gcore_core.runtime.rpc.in_process import InlineNetwork
@@ -88,29 +78,6 @@ class LocalLauncher:
     async def site(
         self, where: Mapping[str, str], supervisor: Servable, logs: Path
     ) -> AsyncIterator[Site]:
-        async with self._new_site(where, supervisor, logs, None) as site:
-            yield site
-
-    @contextlib.asynccontextmanager
-    async def guarded_site(
-        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
-    ) -> AsyncIterator[Site]:
-        """See ``AdoptingLauncher``. The agent lives on a lease, and ends with the guard."""
-        kept = kept_by(guard, [supervisor.name, AGENT, *where])
-        if kept is not None:
-            async with contextlib.AsyncExitStack() as stack:
-                adopted = _adopted_site(kept, where, supervisor, logs)
-                if (site := await stack.enter_async_context(adopted)) is not None:
-                    yield site
-                    return
-        async with self._new_site(where, supervisor, logs, guard) as site:
-            yield site
-
-    @contextlib.asynccontextmanager
-    async def _new_site(
-        self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard | None
-    ) -> AsyncIterator[Site]:
-        """Starts a node agent. With a guard, that remembers it and holds its lifeline."""
         from gcore_core.runtime.rpc.sockets import RpcNetwork, check_free
 
         allow_open_files(len(where) + 2)
@@ -132,31 +99,28 @@ class LocalLauncher:
                 store=store,
                 meeting=str(directory),
                 record=str(record.absolute()),
-                lease_s=self._config.lease_s if guard else 0.0,
             )
             agent = None
             lifeline = -1
-            lease = contextlib.AsyncExitStack()
             try:
                 await network.serve(supervisor.name, supervisor)
                 command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
-                output = logs / f"{AGENT}.log"
-                if guard is None:
-                    agent, lifeline = await spawn_process(command, spec, output)
-                else:
-                    with own_opening(guard.lifeline) as reading:
-                        agent = await spawn_on_lifeline(reading, command, spec, output)
-                    _remember(guard, agent.pid, spec)
-                    await lease.enter_async_context(lease_held(network.peer(AGENT)))
-                yield _site(network, spec, agent, where)
+                agent, lifeline = await spawn_process(command, spec, logs / f"{AGENT}.log")
+                node = SiteNode(
+                    agent=network.peer(AGENT),
+                    store=Path(store.directory),
+                    meeting=directory,
+                    end_agent=partial(end_hung, agent),
+                )
+                yield _one_node_site(network, secret, node, where, addresses)
             finally:
                 if lifeline >= 0:
                     os.close(lifeline)
                 if agent is not None:
                     await _end(agent, record)
-                await lease.aclose()
                 await network.close()
-                _remove_store(store)
+                for place in (store.directory, store.spill):
+                    shutil.rmtree(place, ignore_errors=True)
 
     def _addresses(self, names: list[str], directory: Path) -> dict[str, str]:
         if self._config.port is None:
@@ -165,78 +129,8 @@ class LocalLauncher:
         return {name: f"tcp:127.0.0.1:{self._config.port + i}" for i, name in enumerate(names)}
 
 
-def _remember(guard: Guard, pid: int, spec: AgentSpec) -> None:
-    """Has the guard remember an agent, for the next supervisor."""
-    if (process := identify_process(pid)) is not None:
-        keep(
-            guard,
-            KeptAgent(
-                process=process,
-                meeting=spec.meeting,
-                addresses=spec.addresses,
-                secret=spec.secret,
-                store=spec.store,
-            ),
-        )
-
-
-@contextlib.asynccontextmanager
-async def _adopted_site(
-    kept: KeptAgent, where: Mapping[str, str], supervisor: Servable, logs: Path
-) -> AsyncIterator[Site | None]:
-    """Takes over an agent whose supervisor was killed, and yields its site.
-
-    Yields None where that is not possible; then the agent is ended, with all that it has started.
-    """
-    from gcore_core.runtime.rpc.sockets import RpcNetwork
-
-    try:
-        agent = AdoptedProcess(kept.process)
-    except ProcessLookupError:
-        yield None
-        return
-    allow_open_files(len(kept.addresses))
-    network = RpcNetwork(kept.addresses, kept.secret)
-    record = logs / RECORD
-    lease = contextlib.AsyncExitStack()
-    try:
-        is_held = await lease.enter_async_context(lease_held(network.peer(AGENT)))
-        if await clear_adopted(network.peer(AGENT), is_held):
-            await network.serve(supervisor.name, supervisor)
-            log.info("the node agent (pid %s) is taken over", agent.pid)
-            yield _site(network, kept, agent, where)
-        else:
-            yield None
-    finally:
-        await _end(agent, record)
-        await lease.aclose()
-        await network.close()
-        agent.close()
-        _remove_store(kept.store)
-        shutil.rmtree(kept.meeting, ignore_errors=True)
-
-
-def _site(
-    network: Network,
-    agent: AgentSpec | KeptAgent,
-    process: Process,
-    where: Mapping[str, str],
-) -> Site:
-    """Returns the site of an agent on this machine, which was started or taken over."""
-    node = SiteNode(
-        agent=network.peer(AGENT),
-        store=Path(agent.store.directory),
-        meeting=Path(agent.meeting),
-        end_agent=partial(end_hung, process),
-    )
-    return _one_node_site(network, agent.secret, node, where, agent.addresses)
-
-
 async def _end(agent: Process, record: Path) -> None:
-    """Ends an agent, and removes what it leaves.
-
-    Until it has ended its lease is held: an agent that loses its supervisor waits for another one.
-    """
+    """Ends an agent, and removes what it leaves."""
     dismiss(agent)
     try:
         await asyncio.wait_for(agent.wait(), _ENDS_S)
@@ -246,9 +140,11 @@ async def _end(agent: Process, record: Path) -> None:
     await asyncio.to_thread(clear_up, record)  # where the agent did not end well
 
 
-def _remove_store(store: StoreSpec) -> None:
-    for place in (store.directory, store.spill):
-        shutil.rmtree(place, ignore_errors=True)
+def dismiss(process: Process) -> None:
+    """Tells an agent to end, with all that it has started. One that is stopped is woken."""
+    with contextlib.suppress(ProcessLookupError):
+        send_signal(process, signal.SIGTERM)
+        send_signal(process, signal.SIGCONT)
 
 
 @contextlib.contextmanager

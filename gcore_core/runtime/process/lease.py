@@ -1,15 +1,16 @@
-"""Says who answers for a process that may outlive whoever started it: a lease with a term.
+"""Says who answers for a process whose starter may be out of reach: a lease with a term.
 
-A node agent lives on one. Its supervisor *holds* the lease for as long as its connection stands; a
-supervisor that is stopped, or busy, holds it all the same. When the holder is gone the lease
-*lapses*: the term begins, in which a successor may take it. When the term is over and nobody has,
-the lease has *expired* for good, and its owner ends itself with all that it has started.
+A node agent on another machine than its supervisor's lives on one. The supervisor *holds* the lease
+for as long as its connection stands; a supervisor that is stopped, or busy, holds it all the same.
+When the connection is gone the lease *lapses*: the term begins, in which the supervisor may come
+back over another one. When the term is over and it has not, the lease has *expired* for good, and
+its owner ends itself with all that it has started.
 
-    no holder --take--> held --holder is gone--> lapsed --take--> held by the successor
+    no holder --take--> held --holder is gone--> lapsed --take--> held again
         |                                           |
         +--------------- term is over --------------+--> expired
 
-A holder that another one has displaced cannot give the lease back: it is the successor's.
+A connection that another one has displaced cannot give the lease back: it is the later one's.
 
 Rejected: a lease that is renewed by messages. A supervisor that is stopped for a moment, or whose
 event loop an observer blocks, would lose its run. Over sockets of other machines the kernel tells
@@ -45,7 +46,6 @@ class Lease:
     Make it inside a running event loop.
 
     term_s: seconds from the loss of the holder to the end of the lease.
-    lapsed: called when the holder is gone and the term begins; not for the first term.
     expired: called once, at the end of a term in which nobody has taken the lease.
     first_term_s: seconds from the start within which the first holder has to take it; 0:
         ``term_s``.
@@ -57,13 +57,11 @@ class Lease:
         self,
         term_s: float,
         *,
-        lapsed: Callable[[], None],
         expired: Callable[[], None],
         first_term_s: float = 0.0,
         call_later: CallLater | None = None,
     ) -> None:
         self._term_s = term_s
-        self._lapsed = lapsed
         self._expired = expired
         self._call_later = call_later or asyncio.get_running_loop().call_later
         self._n_holders = 0  # the latest holder's number, counted from 1
@@ -93,7 +91,6 @@ class Lease:
             if number == self._n_holders and not self._is_over:
                 log.info("%s is gone; its lease ends in %g s", holder, self._term_s)
                 self._term = self._call_later(self._term_s, self._expire)
-                self._lapsed()
 
     def close(self) -> None:
         """Ends the lease without a call of ``expired``: its owner ends anyway."""

@@ -100,11 +100,6 @@ class Record:
         )
         self._write()
 
-    def supervised_by(self, pid: int) -> None:
-        """Notes the supervisor of the agent, in place of the one before."""
-        self._contents.supervisor = identify_process(pid)
-        self._write()
-
     def started(self, name: str, pid: int) -> None:
         """Notes a worker that was started."""
         process = identify_process(pid)

@@ -35,9 +35,10 @@ from typing import Any, Protocol
 import msgspec
 
 from gcore_core import __version__
-from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
+from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
+from gcore_core.runtime.messages import HOLD_LEASE, HoldLease
 from gcore_core.runtime.process.addresses import (
     Addresses,
     address_towards,
@@ -45,7 +46,6 @@ from gcore_core.runtime.process.addresses import (
     lies_in,
     own_address,
 )
-from gcore_core.runtime.process.adoption import hold_lease
 from gcore_core.runtime.process.agent import AgentSpec, end_hung, split_patience
 from gcore_core.runtime.process.config import MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
@@ -510,7 +510,7 @@ class MachinesLauncher(ABC):
             answer = asyncio.ensure_future(peer.call(ALIVE, None, deadline_s=self._config.start_s))
         else:
             answer = asyncio.get_running_loop().create_future()
-            holding.append(asyncio.ensure_future(hold_lease(peer, answer, _AGAIN_S)))
+            holding.append(asyncio.ensure_future(_hold_lease(peer, answer)))
         ended = asyncio.ensure_future(agent.started.wait())
         waited: list[asyncio.Future[Any]] = [answer, ended]
         try:
@@ -544,6 +544,21 @@ class MachinesLauncher(ABC):
             why=f"{cause}".splitlines()[-1] if cause else tail.rpartition("\n")[2],
             todo=f"let the hosts reach each other at ports {ports}; its log: {agent.log}",
         )
+
+
+async def _hold_lease(agent: Peer, is_held: asyncio.Future[Any]) -> None:
+    """Holds an agent's lease until cancelled.
+
+    One that is lost, or cannot be had, is asked for again, over another connection.
+
+    is_held: set as soon as the lease is held.
+    """
+    while True:
+        with contextlib.suppress(GcoreError):
+            async for _ in agent.stream(HOLD_LEASE, HoldLease(os.getpid())):
+                if not is_held.done():
+                    is_held.set_result(True)
+        await asyncio.sleep(_AGAIN_S)
 
 
 @dataclass

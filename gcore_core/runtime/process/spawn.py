@@ -22,9 +22,10 @@ import sys
 import tempfile
 import threading
 import time
+from asyncio.subprocess import Process
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -48,19 +49,6 @@ _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every pos
 T = TypeVar("T")
 
 
-class Process(Protocol):
-    """A process of the run, whoever has started it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    async def wait(self) -> int:
-        """Returns the exit code; a negative one is the number of a signal."""
-
-    def send_signal(self, signal: int) -> None:
-        """Raises ProcessLookupError when the process has ended."""
-
-
 def send_signal(process: Process, number: int) -> None:
     """Sends a signal to a process, and leaves its exit code to who waits for it.
 
@@ -69,12 +57,9 @@ def send_signal(process: Process, number: int) -> None:
 
     Raises ProcessLookupError when the process is known to have ended.
     """
-    if not isinstance(process, asyncio.subprocess.Process):
-        process.send_signal(number)
-    elif process.returncode is None:
-        os.kill(process.pid, number)
-    else:
+    if process.returncode is not None:
         raise ProcessLookupError(f"process {process.pid} has ended")
+    os.kill(process.pid, number)
 
 
 def environment_of(python: str) -> dict[str, str]:
@@ -124,7 +109,7 @@ async def spawn_process(
     log: str | Path,
     environment: Mapping[str, str] | None = None,
     end_signal: signal.Signals = signal.SIGCONT,
-) -> tuple[asyncio.subprocess.Process, int]:
+) -> tuple[Process, int]:
     """Starts a process in a group of its own; returns it and the end of its lifeline.
 
     The process ends when the lifeline is closed, or when this process dies. Raises OSError when the
@@ -141,53 +126,23 @@ async def spawn_process(
     """
     reading, lifeline = os.pipe()
     try:
-        process = await spawn_on_lifeline(reading, command, spec, log, environment, end_signal)
+        with _written_spec(spec) as spec_file, open(log, "ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(spec_file.fileno(), reading),
+                start_new_session=True,
+                env=_STREAMING | dict(os.environ if environment is None else environment),
+            )
+            signal_at_end(reading, process.pid, end_signal)
     except BaseException:
         os.close(lifeline)  # one that was started all the same ends by it
         raise
     finally:
         os.close(reading)
     return process, lifeline
-
-
-async def spawn_on_lifeline(
-    reading: int,
-    command: list[str],
-    spec: Any,
-    log: str | Path,
-    environment: Mapping[str, str] | None = None,
-    end_signal: signal.Signals = signal.SIGCONT,
-) -> asyncio.subprocess.Process:
-    """Starts a process as ``spawn_process`` does, on a lifeline that somebody else holds.
-
-    The process outlives this one, and ends with whoever holds the other end.
-
-    reading: the end of the pipe that the process reads. For each opening of a pipe the kernel
-        signals one group, so this opening must be the process's alone (``own_opening``).
-    """
-    with _written_spec(spec) as spec_file, open(log, "ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(*command, "--fd", str(spec_file.fileno()), "--lifeline", str(reading)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(spec_file.fileno(), reading),
-            start_new_session=True,
-            env=_STREAMING | dict(os.environ if environment is None else environment),
-        )
-        signal_at_end(reading, process.pid, end_signal)
-    return process
-
-
-@contextlib.contextmanager
-def own_opening(reading: int) -> Iterator[int]:
-    """Yields another opening of a pipe's reading end, with settings of its own."""
-    path = f"/proc/self/fd/{reading}"  # Linux: a copy of the descriptor would share its settings
-    own = os.open(path, os.O_RDONLY) if os.path.exists(path) else os.dup(reading)
-    try:
-        yield own
-    finally:
-        os.close(own)
 
 
 @contextlib.contextmanager
@@ -236,9 +191,7 @@ def signal_at_end(
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-async def spawn_over_input(
-    command: list[str], spec: Any, log: str | Path
-) -> asyncio.subprocess.Process:
+async def spawn_over_input(command: list[str], spec: Any, log: str | Path) -> Process:
     """Starts a process through a command that may reach another machine; returns the command.
 
     The process ends when ``stdin`` of what is returned is closed, or when this process dies. A

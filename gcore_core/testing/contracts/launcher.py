@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gcore_core.contract.errors import GcoreError
-from gcore_core.contract.launching import AdoptingLauncher, ElasticLauncher, Launcher, Site
+from gcore_core.contract.launching import ElasticLauncher, Launcher, Site
 from gcore_core.runtime.messages import (
     HASH_FILES,
     METER,
@@ -230,44 +228,6 @@ class LauncherContract(Contract):
 
         visit(launcher, logs, look)
 
-    def test_the_site_of_a_killed_supervisor_is_taken_over(
-        self, launcher: Any, logs: Path, tmp_path: Path
-    ) -> None:
-        """Only of an ``AdoptingLauncher``. What is taken over is as a new site, and is closed."""
-        if not isinstance(launcher, AdoptingLauncher):
-            self.not_claimed("a site that outlives its supervisor")
-        reading, alive = os.pipe()  # whoever has the other end is the guard
-        with open(tmp_path / "remembered", "wb+") as memory:
-            guard = _Guard(reading, memory.fileno())
-            told = tmp_path / "places"
-            pid = os.fork()
-            if pid == 0:
-                os.close(alive)
-                try:
-                    asyncio.run(_open_and_die(launcher, logs, guard, told))
-                finally:
-                    os._exit(1)
-            _, status = os.waitpid(pid, 0)
-            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it opens no site"
-            assert guard.remembered(), "the guard has nothing to remember"
-            store, meeting = map(Path, told.read_text().splitlines())
-
-            async def go() -> None:
-                where = placed([node.name for node in await launcher.nodes(DEVICES)])
-                site = launcher.guarded_site(where, Service("supervisor"), logs, guard)
-                async with site as taken_over:
-                    agent = taken_over.home_node.agent
-                    usage = await agent.call(USAGE, Nothing(), deadline_s=60)
-                    assert usage.memory_mib, "the agent knows of no process"
-                    assert not (store / "left").exists(), "the store is not empty"
-                    assert not (meeting / "meet-policy").exists(), "ranks would meet there again"
-
-            asyncio.run(go())
-            assert not store.exists(), "the store is still there"
-            assert not meeting.exists(), "the meeting place is still there"
-            os.close(reading)
-            os.close(alive)
-
 
 def placed(nodes: list[str]) -> dict[str, str]:
     """Deals the processes to the nodes, in turn."""
@@ -289,33 +249,6 @@ async def _carry(site: Site, source: tuple[str, Path], target: tuple[str, Path])
     )
     async for _ in site.nodes[target[0]].agent.stream(RECEIVE_FILE, request):
         pass
-
-
-class _Guard:
-    """Remembers in a file, which processes that are forked share."""
-
-    def __init__(self, lifeline: int, memory: int) -> None:
-        self.lifeline = lifeline
-        self._memory = memory
-
-    def remember(self, facts: bytes) -> None:
-        os.ftruncate(self._memory, 0)
-        os.pwrite(self._memory, facts, 0)
-
-    def remembered(self) -> bytes:
-        return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
-
-
-async def _open_and_die(launcher: Any, logs: Path, guard: _Guard, told: Path) -> None:
-    """Opens a site, leaves something there, tells where that is and kills its own process."""
-    where = placed([node.name for node in await launcher.nodes(DEVICES)])
-    async with launcher.guarded_site(where, Service("supervisor"), logs, guard) as site:
-        node = site.home_node
-        await node.agent.call(USAGE, Nothing(), deadline_s=60)
-        (node.store / "left").touch()
-        (node.meeting / "meet-policy").mkdir()
-        told.write_text(f"{node.store}\n{node.meeting}\n")
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def visit(launcher: Any, logs: Path, look: Callable[[Site], Awaitable[None]]) -> None:

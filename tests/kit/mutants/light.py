@@ -21,13 +21,13 @@ from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import FoundNodes, Guard, NodeFacts, Peer, Servable, Site
+from gcore_core.contract.launching import FoundNodes, NodeFacts, Peer, Servable, Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
+from gcore_core.runtime.process.launchers import InlineLauncher
 from gcore_core.testing import (
     ActionAdvantageContract,
     AdvantageContract,
@@ -1146,21 +1146,6 @@ class MeetsInPublic(CleanLauncher):
         ) -> AsyncIterator[Site]:
             async with super().site(where, supervisor, logs) as site:
                 site.home_node.meeting.chmod(0o755)
-                yield site
-
-
-class HandsOnWhatAKilledSupervisorLeft(CleanLauncher):
-    caught_by = ("test_the_site_of_a_killed_supervisor_is_taken_over",)
-
-    class Backend(InlineLauncher):
-        @contextlib.asynccontextmanager
-        async def guarded_site(
-            self, where: Mapping[str, str], supervisor: Servable, logs: Path, guard: Guard
-        ) -> AsyncIterator[Site]:
-            is_second = bool(guard.remembered())
-            async with LocalLauncher().guarded_site(where, supervisor, logs, guard) as site:
-                if is_second:
-                    (site.home_node.store / "left").touch()
                 yield site
 
 
