@@ -22,6 +22,7 @@ from gcore_core.testing.fake import FakeGenerator, log_softmax
 
 #: It compares each log-prob with that of the version that the record names, so many faults fail it.
 _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
+_NEW = "test_new_samples_use_nothing_that_older_weights_have_cached"
 
 
 _FAKE = next(iter(fake.gcore_generators()))
@@ -96,6 +97,7 @@ class DropsALogprob(Clean):
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
         _CUT,
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -124,6 +126,7 @@ class ForgetsTheSoftmax(Clean):
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
         _CUT,
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -143,6 +146,7 @@ class LogprobsOfAnotherTemperature(Clean):
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
         _CUT,
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -199,7 +203,10 @@ class ALongPromptRaises(Clean):
 
 
 class LeaksABatchIntoAnother(Clean):
-    caught_by = ("test_two_batches_in_flight_do_not_mix",)
+    caught_by = (
+        "test_two_batches_in_flight_do_not_mix",
+        _NEW,
+    )
 
     class Backend(FakeGenerator):
         """What joins a running batch begins with what that has so far."""
@@ -478,6 +485,7 @@ class ReportsAStaleVersion(Clean):
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
         _CUT,
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -501,6 +509,7 @@ class RunsThroughAPushUnnoticed(Clean):
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_two_pushes_cut_a_sample_twice",
         _CUT,
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -779,6 +788,7 @@ class ReadsThePromptUnderOldWeights(Clean):
     caught_by = (
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_a_piece_goes_on_from_what_is_begun",
+        _NEW,
     )
 
     class Backend(FakeGenerator):
@@ -976,7 +986,7 @@ class KeepsCaches(CleanCaching):
 class KeepsWhatItHasReadOfPrompts(CleanCaching):
     """A new sample takes what an earlier one has read of a long prompt, under whatever weights."""
 
-    caught_by = ("test_new_samples_use_nothing_that_older_weights_have_cached",)
+    caught_by = (_NEW,)
 
     class Backend(Caching):
         def _next_logits(
