@@ -746,9 +746,8 @@ class TorchGenerator:
         self._check_tables(plan.version)
         self._weights.pushed(plan.version)
         self._stale = self._rows.count > 0
-        if not self._stale:
-            for decoder in self._decoders():
-                decoder.take_weights()
+        for decoder in self._decoders():
+            decoder.take_weights()
         self._rows.pushed(self.version)
         self._inbox.commit(plan.version)
 

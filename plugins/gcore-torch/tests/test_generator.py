@@ -525,6 +525,32 @@ def test_new_weights_read_again_what_prompts_begin_with(
     torch.testing.assert_close(logits[0], logits[1], atol=2e-5, rtol=0)
 
 
+def test_new_weights_read_again_what_prompts_of_aborted_samples_begin_with(
+    open_generator: Any, tmp_path: Path
+) -> None:
+    """Where all that ran at a push is aborted before the next step."""
+    tiny.save_model(tmp_path, "llama", seed=5)
+    other = TorchGenerator(TorchGeneratorConfig(), tiny.make_context(tmp_path))
+    generator = open_generator()
+    requests = [
+        SampleRequest(
+            ordinal=end,
+            sample=0,
+            seed=end,
+            prompt=Prompt(row=end, text=f"1+2+3+4+5+6+7+8+9+{end}="),
+        )
+        for end in range(3)
+    ]
+    generator.submit(requests)
+    generator.step()
+    push(generator, weights_of(other), 1)
+    generator.abort([(request.ordinal, 0) for request in requests])
+    generator.submit(requests)
+    for record in tiny.drain(generator):
+        expected = reference_logp(tmp_path, record)
+        np.testing.assert_allclose(record.columns["logp"], expected, atol=5e-5)
+
+
 def test_a_deterministic_run_reads_each_prompt_whole(open_generator: Any) -> None:
     """What it reads must not depend on what it has read before."""
     assert not open_generator(deterministic=True)._usual._may_keep
