@@ -110,7 +110,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 29
+    assert len(ABILITIES) == 27
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

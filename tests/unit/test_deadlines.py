@@ -203,7 +203,7 @@ def test_with_other_bounds_a_resumed_window_is_drawn_again() -> None:
     ordinals = deadlines.issue()
     deadlines.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in ordinals])
     resumed = deadlines_of(replace(BOUNDS, ahead=2, age=2))
-    assert resumed.restore(deadlines.state(), set(ordinals[:4]), set(ordinals[4:])) == []
+    assert resumed.restore(deadlines.state(), set(ordinals)) == []
     resumed.look(0, 0, [])
     assert resumed.issue() == list(range(12))
 
