@@ -352,7 +352,7 @@ def _check_in_order(state: Mapping[str, Any]) -> None:
     base = state["ledger"]["next_ordinal"]
     raise ConfigError(
         "a window that takes groups in order cannot go on from this checkpoint: its steps took "
-        "them out of order.",
+        "groups out of order.",
         where="controller.use",
         why=f"ordinal {base} is not consumed, and {above[0]} is: it would be trained on again",
         todo="resume it with the program that saved it; with ahead: 0 and age: 0 some steps of it "
