@@ -223,10 +223,11 @@ def children(expected: Any, value: Mapping[str, Any]) -> Iterator[tuple[str, Any
 def _keys(cls: type, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields (dotted key, default) of every field below a settings class."""
     defaults = cls()
-    for key, hint in typing.get_type_hints(cls).items():
-        name = prefix + key
-        hint = _without_none(hint)
-        default = getattr(defaults, key)
+    hints = typing.get_type_hints(cls)
+    for one in fields(cls):
+        name = prefix + one.name
+        hint = _without_none(hints[one.name])
+        default = getattr(defaults, one.name)
         if is_dataclass(hint):
             if default is None:
                 yield name, None
