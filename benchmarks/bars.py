@@ -61,7 +61,7 @@ class Bar:
 
 
 BARS = (
-    Bar(name="house", minutes=1),
+    Bar(name="house", words="--parts style types kernel ideas", minutes=1),
     Bar(name="startup", minutes=1),
     Bar(name="rewards", minutes=1.5),
     Bar(name="weight_push", minutes=1),
@@ -99,6 +99,11 @@ BARS = (
 KNOWN = frozenset(
     {
         "controllers.controller_us_per_record_c16_over_c1",
+        "house.modules_touched_by_canaries",
+        "house.modules_touched_by_leaving",
+        "house.modules_touched_by_lent",
+        "house.modules_touched_by_unfinished_samples",
+        "house.nodes_per_line",
         "quickstart.samples_per_cpu_second_over_trl",
         "weight_push.gb_per_second_over_memcpy_100mb",
     }

@@ -7,6 +7,9 @@ A figure that was measured stands before a comment that names the claim it is:
 It must be the claim's value, rounded to the digits that are shown; a figure followed by % is 100
 times the value. ``* 1000`` or ``/ 1024`` after the name changes the unit. A page with such figures
 links to the file of the release that they are of, such as ``benchmarks/releases/0.2.json``.
+
+A file of another name, such as ``0.2-core.json``, is a yardstick: tests and people compare a later
+version with it, and no page quotes it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ FIGURE = re.compile(
     r"<!-- result: (?P<claim>[^\s>]+)(?: (?P<op>[*/]) (?P<factor>[\d.]+))? -->"
 )
 COMMENT = "<!-- result:"
+NUMBER = re.compile(r"[\d.]+")
 LINK = re.compile(r"\bbenchmarks/releases/([\d.]+\d)\.json\)")
 
 
@@ -81,8 +85,13 @@ def claim_name(benchmark: str, name: str) -> str:
 
 def releases() -> list[str]:
     """Returns the releases that have figures, the oldest first."""
-    names = [file.stem for file in RELEASES.glob("*.json")]
+    names = [file.stem for file in RELEASES.glob("*.json") if NUMBER.fullmatch(file.stem)]
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
+
+
+def has_file(name: str) -> bool:
+    """Whether there are figures of a release, or a yardstick, of this name."""
+    return (RELEASES / f"{name}.json").exists()
 
 
 def read_release(name: str) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,22 @@ modules_plugins_import_outside_contract_and_kit
                                 modules of the core that plugins import and that are not public
 claims_without_bar_or_place     figures of the newest release that no page quotes; what scripts
                                 print without a bar or a place is a detail (report.py)
+
+Of the kernel, which is the core without its test kit, and what is in its way:
+
+kernel_code_lines               without docstrings, comments and blank lines
+nodes_per_line                  AST nodes a line of code, at most 5.2: short is not dense
+lines_over_90_columns_share     of these lines
+modules_touched_by_IDEA         modules of the kernel that speak of an idea, at most 10
+excluded_pairs                  pairs of features that check refuses (house_pairs.py); each is a
+                                detail, refused: ONE with OTHER
+walk_sync_step_*                functions, classes and modules that one prompt enters in a step
+walk_killed_generator_*         the same of a run in which a generator is killed; *_beyond_*: what
+                                a run without that does not enter (house_walks.py)
+cost_*                          what a step costs in virtual time (step_costs.py)
+
+``--parts`` measures some of it alone. ``--keep 0.2-core`` also writes what was measured into
+benchmarks/releases/0.2-core.json, where it is compared with what a later version measures.
 """
 
 from __future__ import annotations
@@ -26,17 +42,39 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import without_place
-from report import Claim, add_options, publish
+import figures
+import release
+from house_pairs import measure_pairs
+from house_walks import Walk, walk_of_kill, walk_of_step
+from report import Claim, add_options, publish, report_of
+from step_costs import measure_costs
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "gcore_core.contract"
 #: What a plugin may import of the core, besides ``hookimpl``; the docstring of kits says for what.
 PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_core.testing")
+CORE = ROOT / "gcore_core"
+#: A line of code that is longer is told, whatever the formatter allows.
+WIDE = 90
+#: Idea -> what speaks of it in a module of the kernel, of whatever case.
+IDEAS = {
+    "leaving": r"leaving|newcomer|lost_node|lostnode|expendable|stand_?in",
+    "canaries": r"canar",
+    "unfinished_samples": r"unfinished|give_?back|given_?back",
+    "lent": r"\blent\b|\blend|lending|\bloan",
+}
+MOST_MODULES = 10
+#: First word of a cost -> its unit.
+UNITS = {
+    "rollout": "virtual s a step",
+    "step": "virtual s a step",
+    "issued": "groups a step",
+    "messages": "messages a step",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +86,7 @@ class Text:
     assignments: assignments, those to several names among them.
     tuple_assignments: assignments of several values to several names.
     own_line_comments: comments that have a line of their own.
+    wide: lines of code of more than ``WIDE`` columns.
     """
 
     code: int
@@ -55,6 +94,7 @@ class Text:
     assignments: int
     tuple_assignments: int
     own_line_comments: int
+    wide: int
 
 
 @dataclass(frozen=True)
@@ -91,16 +131,20 @@ def module_name(file: Path, package: Path) -> str:
 
 def read_text(files: Iterable[Path]) -> Text:
     """Returns the counts over all files."""
-    code = nodes = assignments = tuple_assignments = comments = 0
+    code = nodes = assignments = tuple_assignments = comments = wide = 0
     for file in files:
         source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
         documented = docstring_lines(tree)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
         own_line = {t.start[0] for t in tokens if is_own_line_comment(t)}
-        blank = {number for number, line in enumerate(source.splitlines(), 1) if not line.strip()}
-        lines = set(range(1, len(source.splitlines()) + 1))
-        code += len(lines - documented - own_line - blank)
+        code_lines = [
+            line
+            for number, line in enumerate(source.splitlines(), 1)
+            if line.strip() and number not in documented | own_line
+        ]
+        code += len(code_lines)
+        wide += sum(len(line) > WIDE for line in code_lines)
         comments += len(own_line)
         for node in ast.walk(tree):
             nodes += isinstance(node, ast.stmt | ast.expr)
@@ -113,6 +157,7 @@ def read_text(files: Iterable[Path]) -> Text:
         assignments=assignments,
         tuple_assignments=tuple_assignments,
         own_line_comments=comments,
+        wide=wide,
     )
 
 
@@ -286,6 +331,82 @@ def density(name: str, text: Text) -> list[Claim]:
     ]
 
 
+def kernel_files() -> list[Path]:
+    """Returns the files of the core without those of its test kit."""
+    testing = CORE / "testing"
+    return [file for file in files_of([CORE]) if not file.is_relative_to(testing)]
+
+
+def kernel() -> list[Claim]:
+    """Returns the claims about how large the kernel is, and how dense."""
+    text = read_text(kernel_files())
+    wide = text.wide / text.code
+    return [
+        Claim("kernel_code_lines", text.code, "lines"),
+        Claim("nodes_per_line", text.nodes / text.code, "AST nodes", bar=5.2, op="<="),
+        Claim("lines_over_90_columns_share", wide, "of lines of code"),
+    ]
+
+
+def modules_touched(files: Iterable[Path], pattern: str) -> list[Path]:
+    """Returns the files in which a regular expression is found, in code or text."""
+    found = re.compile(pattern, re.IGNORECASE)
+    return [file for file in files if found.search(file.read_text(encoding="utf-8"))]
+
+
+def ideas() -> list[Claim]:
+    """Returns the claims about how many modules each idea is spread over."""
+    files = kernel_files()
+    return [
+        Claim(
+            f"modules_touched_by_{idea}",
+            len(modules_touched(files, pattern)),
+            "modules",
+            bar=MOST_MODULES,
+            op="<=",
+        )
+        for idea, pattern in IDEAS.items()
+    ]
+
+
+def excluded() -> list[Claim]:
+    """Returns the claims about features that exclude each other; each such pair is one of them."""
+    pairs = measure_pairs()
+    return [
+        Claim("excluded_pairs", len(pairs.refused), "pairs"),
+        Claim("excluded_pairs_looked_at", pairs.n_pairs, "pairs"),
+        Claim("excluded_pairs_features", len(pairs.present), "features"),
+        *(Claim(f"refused: {one} with {other}", 1, "pair") for one, other in pairs.refused),
+    ]
+
+
+def steps_of(name: str, walk: Walk) -> list[Claim]:
+    """Returns the claims about what a walk enters."""
+    return [
+        Claim(f"{name}_functions", len(walk.functions), "functions"),
+        Claim(f"{name}_classes", len(walk.classes), "classes"),
+        Claim(f"{name}_modules", len(walk.modules), "modules"),
+    ]
+
+
+def walks() -> list[Claim]:
+    """Returns the claims about what one step enters, and one kill."""
+    killed = walk_of_kill(True)
+    return [
+        *steps_of("walk_sync_step", walk_of_step()),
+        *steps_of("walk_killed_generator", killed),
+        *steps_of("walk_killed_generator_beyond", killed.beyond(walk_of_kill(False))),
+    ]
+
+
+def costs() -> list[Claim]:
+    """Returns the claims about what a step costs in virtual time."""
+    return [
+        Claim(f"cost_{name}", value, UNITS[name.partition("_")[0]])
+        for name, value in measure_costs().items()
+    ]
+
+
 def none_of(name: str, count: int) -> Claim:
     """Returns a claim whose bar is 0."""
     return Claim(name, count, "found", bar=0, op="<=")
@@ -319,23 +440,55 @@ def structure() -> list[Claim]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="How the code reads, from the code itself.")
-    add_options(parser)
-    args = parser.parse_args()
-    everything = files_of(packages())
+def text() -> list[Claim]:
+    """Returns the claims about how dense all code is."""
+    return [
+        *density("core", read_text(files_of([CORE]))),
+        *density("all", read_text(files_of(packages()))),
+    ]
+
+
+def style() -> list[Claim]:
+    """Returns the claims about what must not be found."""
     claims = [
-        *density("core", read_text(files_of([ROOT / "gcore_core"]))),
-        *density("all", read_text(everything)),
         *structure(),
-        none_of("endpoints_named_by_string", len(endpoints_by_string(everything))),
-        none_of("mypy_errors_all_distributions", mypy_errors()),
-        none_of("claims_without_bar_or_place", len(without_place())),
+        none_of("endpoints_named_by_string", len(endpoints_by_string(files_of(packages())))),
+        none_of("claims_without_bar_or_place", len(figures.without_place())),
     ]
     hollow = contract_words_never_called()
     if hollow is not None:
         claims.append(none_of("contract_words_never_called", hollow))
-    return publish("house", claims, args, ["gcore-core", "mypy"])
+    return claims
+
+
+def types() -> list[Claim]:
+    """Returns the claim about types; it takes most of a minute."""
+    return [none_of("mypy_errors_all_distributions", mypy_errors())]
+
+
+PARTS: dict[str, Callable[[], list[Claim]]] = {
+    "text": text,
+    "style": style,
+    "types": types,
+    "kernel": kernel,
+    "ideas": ideas,
+    "pairs": excluded,
+    "walks": walks,
+    "costs": costs,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="How the code reads, from the code itself.")
+    add_options(parser)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--keep", metavar="NAME", help="write a file of this name in releases")
+    args = parser.parse_args()
+    claims = [claim for part in args.parts for claim in PARTS[part]()]
+    versions = ["gcore-core", "mypy"]
+    if args.keep:
+        release.keep(args.keep, report_of("house", claims, versions))
+    return publish("house", claims, args, versions)
 
 
 if __name__ == "__main__":

@@ -59,18 +59,33 @@ MEASURED = {
 
 def figures_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns those claims of a result that a page quotes, as a release has them."""
+    quoted = figures.quoted()
+    return {name: entry for name, entry in all_figures(result).items() if name in quoted}
+
+
+def all_figures(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns all claims and details of a result, as a release has them."""
     origin = {
         "commit": result["commit"][:12],
         "date": result["date"],
         "machine": machine(result["machine"]),
     }
-    measured = {}
-    for claim in result["claims"]:
-        name = figures.claim_name(result["benchmark"], claim["name"])
-        if name in figures.quoted():
-            fields = ("value", "unit", "interval")
-            measured[name] = {key: claim[key] for key in fields if key in claim} | origin
-    return measured
+    fields = ("value", "unit", "interval")
+    return {
+        figures.claim_name(result["benchmark"], claim["name"]): {
+            key: claim[key] for key in fields if key in claim
+        }
+        | origin
+        for claim in [*result["claims"], *result["details"]]
+    }
+
+
+def keep(name: str, result: dict[str, Any]) -> None:
+    """Writes all of a result into the yardstick of this name, beside those of other benchmarks."""
+    own = f"{result['benchmark']}."
+    known = figures.read_release(name) if figures.has_file(name) else {}
+    others = {claim: entry for claim, entry in known.items() if not claim.startswith(own)}
+    figures.write_release(name, others | all_figures(result))
 
 
 def machine(facts: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -94,6 +94,27 @@ def test_releases_come_in_the_order_of_their_numbers(scripts: Scripts, releases:
     for name in ("0.10", "0.2"):
         scripts.figures.write_release(name, {})
     assert scripts.figures.releases() == ["0.1", "0.2", "0.10"]
+
+
+def test_a_yardstick_is_no_release_and_keeps_what_no_page_quotes(
+    scripts: Scripts, releases: Path
+) -> None:
+    """What was measured again replaces what the same benchmark had."""
+    result: dict[str, Any] = {
+        "benchmark": "b",
+        "commit": "0123456789abcdef",
+        "date": "2026-01-01",
+        "machine": {"cores": 2, "processor": "P", "memory_gib": 8},
+        "claims": [{"name": "old", "value": 1, "unit": "s", "bar": 5}],
+        "details": [],
+    }
+    scripts.release.keep("0.1-before", result)
+    scripts.release.keep("0.1-before", result | {"benchmark": "c"})
+    details = [{"name": "new one", "value": 2, "unit": "s", "bar": None}]
+    scripts.release.keep("0.1-before", result | {"claims": [], "details": details})
+    kept = scripts.figures.read_release("0.1-before")
+    assert {name: entry["value"] for name, entry in kept.items()} == {"b.new_one": 2, "c.old": 1}
+    assert scripts.figures.releases() == ["0.1"]
 
 
 def test_a_release_takes_quoted_claims_of_new_results_and_keeps_the_others(

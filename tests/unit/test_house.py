@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,10 +26,10 @@ c, d = a
 
 
 @pytest.fixture(scope="module")
-def house() -> ModuleType:
+def house() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(BENCHMARKS)  # it imports report.py, which lies beside it
-        return import_file(BENCHMARKS / "house.py")
+        yield import_file(BENCHMARKS / "house.py")
 
 
 def test_lines_comments_and_tuple_assignments_are_counted(
@@ -40,6 +42,24 @@ def test_lines_comments_and_tuple_assignments_are_counted(
     assert counts.own_line_comments == 1
     assert counts.assignments == 3
     assert counts.tuple_assignments == 1, "unpacking one value is no such assignment"
+    assert counts.wide == 0
+    file.write_text(TEXT + f"wide = {'1' * 90}\n# {'a' * 90}\n")
+    counts = house.read_text([file])
+    assert (counts.code, counts.wide) == (4, 1), "a comment is no code, however long"
+
+
+def test_the_kernel_is_the_core_without_its_test_kit(house: ModuleType) -> None:
+    names = {file.relative_to(house.CORE).parts[0] for file in house.kernel_files()}
+    assert "contract" in names
+    assert "testing" not in names
+
+
+def test_a_module_is_touched_by_an_idea_in_code_or_text(house: ModuleType, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("code.py", "text.py", "neither.py")]
+    for file, text in zip(files, ["Canaries()", "# of canaries", "x = 1"], strict=True):
+        file.write_text(text)
+    assert house.modules_touched(files, "canar") == files[:2]
+    assert house.IDEAS.keys() == {"leaving", "canaries", "unfinished_samples", "lent"}
 
 
 def test_an_import_circle_is_found_and_type_only_imports_make_none(house: ModuleType) -> None:
@@ -77,3 +97,81 @@ def test_the_code_has_no_circle_no_outward_import_and_no_endpoint_by_string(
     assert len(claims) == 3
     assert [claim.name for claim in claims if claim.missed] == []
     assert house.endpoints_by_string(house.files_of(house.packages())) == []
+
+
+@pytest.fixture(scope="module")
+def pairs(house: ModuleType) -> ModuleType:
+    return importlib.import_module("house_pairs")
+
+
+def test_each_pair_of_features_is_asked_about_once(pairs: ModuleType) -> None:
+    """A feature that is refused alone is in no pair."""
+    features = tuple(pairs.Feature(key, 1) for key in "abcd")
+
+    def refusal(*asked: object) -> str:
+        keys = {feature.key for feature in asked}  # type: ignore[attr-defined]
+        return "no such key" if "b" in keys else "both" * ({"a", "d"} <= keys)
+
+    found = pairs.count_pairs(features, refusal)
+    assert found.gone == {"b=1": "no such key"}
+    assert found.present == ("a=1", "c=1", "d=1")
+    assert found.n_pairs == 3
+    assert found.refused == {("a=1", "d=1"): "both"}
+
+
+def test_24_features_never_give_one_key_two_values(pairs: ModuleType) -> None:
+    """Else a pair would be another job than one that has both."""
+    features = pairs.FEATURES
+    assert len(features) == len({feature.name for feature in features}) == 24
+    for feature in features:
+        for other in features:
+            both = pairs.job_with({}, feature, other)
+            for one in (feature, other):
+                section = both
+                for word in one.key.split("."):
+                    section = section[word]
+                assert section == one.value
+
+
+def test_check_accepts_the_base_job_and_refuses_what_does_not_go_together(
+    pairs: ModuleType, tmp_path: Path
+) -> None:
+    check = pairs.Check(tmp_path)
+    assert check() == ""
+    one, other = (
+        pairs.Feature("run.deterministic", True),
+        pairs.Feature("controller.replicas", "owned"),
+    )
+    assert check(one) == check(other) == ""
+    assert "controller.replicas" in check(one, other)
+
+
+@pytest.fixture(scope="module")
+def walks(house: ModuleType) -> ModuleType:
+    return importlib.import_module("house_walks")
+
+
+def test_a_comprehension_is_walked_with_its_function(walks: ModuleType) -> None:
+    walk = walks.walk_of(
+        [
+            ("a.py", "A.f"),
+            ("a.py", "A.f.<locals>.<listcomp>"),
+            ("a.py", "A.f.<locals>.g"),
+            ("b.py", "h"),
+        ]
+    )
+    assert walk.functions == {("a.py", "A.f"), ("a.py", "A.f.g"), ("b.py", "h")}
+    assert walk.classes == {("a.py", "A")}
+    assert walk.modules == {"a.py", "b.py"}
+    beyond = walk.beyond(walks.walk_of([("a.py", "A.f")]))
+    assert beyond.functions == {("a.py", "A.f.g"), ("b.py", "h")}
+    assert beyond.classes == set()
+    assert beyond.modules == {"b.py"}
+
+
+def test_a_kill_enters_code_that_a_calm_run_does_not(walks: ModuleType) -> None:
+    killed = walks.walk_of_kill(True)
+    calm = walks.walk_of_kill(False)
+    assert calm.modules
+    assert not any(module.startswith("testing/") for module in killed.modules)
+    assert killed.beyond(calm).functions
