@@ -17,28 +17,6 @@ from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
 from gcore_core.contract.sentinel import Compared, Finding
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Piece:
-    """Asks for a piece of an answer: only of a generator with the capability "continues".
-
-    The record's actions are ``begun`` and what is sampled behind it. It has ``action_mask`` and
-    ``logp`` 0 at the actions of ``begun``, 1 and the log-prob at the others. ``prompt_ids``, and
-    the most actions that the generator gives an answer, are those of a whole answer.
-
-    begun: int32[K], actions of an earlier piece of an answer to the same prompt; none at first.
-    actions: most actions that are sampled; 0: no limit of its own.
-
-    An answer that has ended cannot be continued: by its end token or a stop string, or because it
-    is as long as an answer may be. Such a request fails, with the reason "already_ended".
-
-    A record that ends by ``actions`` alone has the status "open". One at which the policy ended its
-    answer, or which is as long as an answer may be, has the status that it has without a piece.
-    """
-
-    begun: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    actions: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
     """Asks for one sample.
@@ -52,7 +30,6 @@ class SampleRequest:
     attempt: how often it was asked for and lost before.
     images: uint8[H, W, C] each, for the places of the prompt behind those of ``prompt.images``;
         only with the capability "images".
-    piece: a piece is wanted, not a whole answer; only with the capability "continues".
     """
 
     ordinal: int
@@ -62,7 +39,6 @@ class SampleRequest:
     greedy: bool = False
     attempt: int = 0
     images: Sequence[np.ndarray] = ()
-    piece: Piece | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,6 @@ CAPABILITIES = frozenset(
         # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
         "advantages.action",
         "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
-        "continues",  # a generator that samples an answer piece by piece (Piece)
         "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
         # the same seed gives the same tokens bit for bit when `deterministic` is set
         "determinism",

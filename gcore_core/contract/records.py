@@ -70,8 +70,6 @@ UNSAMPLED = -1
 #: Status of a record.
 FINISHED = "finished"
 TRUNCATED = "truncated"
-#: It ended with the piece that was asked for (``Piece``), and can be continued.
-OPEN = "open"
 ABORTED = "aborted"
 FAILED = "failed"
 #: Verdict on a group: a step trains on it.
@@ -145,7 +143,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     versions: first and last weights version that sampled its actions; ``UNSAMPLED`` where none did.
     n_prompt: length of the prompt, in tokens.
     n_actions: length of the answer, in tokens or denoising steps.
-    status: how it ended: "finished", "truncated", "open", "aborted" or "failed".
+    status: how it ended: "finished", "truncated", "aborted" or "failed".
     reason: why it ended so; "" where that is a matter of course.
     columns: the chunk that holds its columns; None where it has none.
     slot: its place in that chunk.

@@ -26,9 +26,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import (
     ABORTED,
-    FAILED,
     FINISHED,
-    OPEN,
     REWARD_FAILED,
     TRUNCATED,
     Prompt,
@@ -119,31 +117,19 @@ class FakeGenerator:
         self._running: dict[tuple[int, int], tuple[SampleRequest, list[int]]] = {}
         # Key of a running sample -> version and log-prob of each letter that was drawn so far.
         self._begun: dict[tuple[int, int], list[tuple[int, float]]] = {}
-        self._refused: list[Finished] = []  # the next step returns them
         self._incoming: dict[str, np.ndarray] = {}
         self._asleep = b""  # the logits while it sleeps
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         for request in requests:
-            begun = [] if request.piece is None else request.piece.begun.tolist()
-            if self._has_ended(request, begun):
-                self._refused.append(
-                    Finished(
-                        request=request,
-                        status=FAILED,
-                        versions=(self.version, self.version),
-                        reason="already_ended",
-                    )
-                )
-                continue
-            self._running[request.ordinal, request.sample] = request, begun
+            self._running[request.ordinal, request.sample] = request, []
 
     def step(self) -> list[Finished]:
         if not self._logits.size:
             raise ContractError(
                 "a sleeping generator was asked to go on", where="fake", todo="wake it first"
             )
-        ended, self._refused = self._refused, []
+        ended = []
         table = log_softmax(self._logits)
         if self._running:
             self._progress()
@@ -159,27 +145,16 @@ class FakeGenerator:
         aborted = [self._running.pop(key) for key in keys if key in self._running]
         return [self._finished(request, letters, ABORTED) for request, letters in aborted]
 
-    def _has_ended(self, request: SampleRequest, begun: list[int]) -> bool:
-        """Whether these letters are an answer that cannot be continued."""
-        return bool(begun) and bool(self._status(replace(request, piece=None), begun))
-
     def _status(self, request: SampleRequest, letters: list[int]) -> str:
         """Returns how an answer with these letters ends; "" where it goes on."""
         if letters[-1] == END and len(letters) > self._first_end(request):
             return FINISHED
         if len(letters) >= self._config.max_new_tokens:
             return TRUNCATED
-        piece = request.piece
-        if piece is None:
-            return ""
-        is_long = bool(piece.actions) and len(letters) - len(piece.begun) >= piece.actions
-        return OPEN if is_long else ""
+        return ""
 
     def _first_end(self, request: SampleRequest) -> int:
-        """Returns behind how many letters of a sample the end mark ends it.
-
-        A sample that goes on elsewhere has another seed there, and the same name.
-        """
+        """Returns behind how many letters of a sample the end mark ends it."""
         name = f"{request.ordinal}/{request.sample}"
         return xxhash.xxh3_64_intdigest(name.encode()) % self._config.late_end
 
@@ -194,19 +169,18 @@ class FakeGenerator:
         drawn = self._begun.pop((request.ordinal, request.sample), [])
         first = drawn[0][0] if drawn else self.version
         actions = np.array(letters, np.int32)
-        begun = 0 if request.piece is None else len(request.piece.begun)
         text = "".join(VOCABULARY[letter] for letter in letters)
         columns: dict[str, np.ndarray] = {
             "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(
                 np.int32
             ),
             "action_ids": actions,
-            "logp": np.array([0.0] * begun + [logp for _, logp in drawn], np.float32),
-            "action_mask": (np.arange(len(letters)) >= begun).astype(np.uint8),
+            "logp": np.array([logp for _, logp in drawn], np.float32),
+            "action_mask": np.ones(len(letters), np.uint8),
             "temperature": np.ones((), np.float32),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
-        versions = np.array([first] * begun + [version for version, _ in drawn], np.int32)
+        versions = np.array([version for version, _ in drawn], np.int32)
         return Finished(
             request=request,
             status=status,
@@ -630,7 +604,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         factory="gcore_core.testing.fake:FakeGenerator",
         config=FakeGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "continues", "determinism", "logprobs", "sleep"}
+            {"abort", "determinism", "logprobs", "sleep"}
             | {"weights.fingerprint", "weights.midway", "weights.push"}
         ),
     )

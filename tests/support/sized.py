@@ -73,6 +73,6 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         summary="sized",
         factory="gcore_core.testing.fake:FakeGenerator",
         config=SizedConfig,
-        capabilities=frozenset({"abort", "continues", "logprobs", "sleep", "weights.push"}),
+        capabilities=frozenset({"abort", "logprobs", "sleep", "weights.push"}),
         memory="tests.support.sized:needs",
     )

@@ -15,11 +15,10 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import (
     Finished,
     Generator,
-    Piece,
     SampleRequest,
     ScoresLogprobs,
 )
-from gcore_core.contract.records import ABORTED, FAILED, FINISHED, OPEN, TRUNCATED, Prompt
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 from gcore_core.testing.contracts.base import Contract, claims, closing
 from gcore_core.testing.contracts.generator_engine import EngineTests
 from gcore_core.testing.contracts.generator_logprobs import LogprobTests
@@ -343,13 +342,10 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
         assert [key_of(record) for record in later] == [survivor], "an aborted sample came back"
 
     @claims("abort")
-    def test_an_aborted_answer_goes_on_from_what_it_has(
+    def test_an_aborted_answer_is_the_beginning_of_the_whole(
         self, generator: Any, prompts: list[Prompt]
     ) -> None:
-        """A greedy answer that is aborted is the beginning of the whole answer, in all its columns.
-
-        With the claim "continues" a piece that goes on from there ends as the whole answer does.
-        """
+        """A greedy answer that is aborted is the beginning of the whole one, in all its columns."""
         wholes = self.run(generator, requests_of(prompts, 1, greedy=True))
         asked = [replace(whole.request, sample=1) for whole in wholes.values()]
         with self.held(generator):
@@ -363,11 +359,6 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             if part.status != ABORTED or not part.columns["action_ids"].size:
                 continue
             self._is_beginning_of(part, whole)
-            if "continues" in self.claimed():
-                piece = Piece(begun=part.columns["action_ids"].copy())
-                rest = self._piece(generator, whole, piece, sample=2)
-                for name in ("prompt_ids", "action_ids", "text"):
-                    np.testing.assert_array_equal(rest.columns[name], whole.columns[name], name)
             begun += 1
         assert begun, "every answer ended within three steps: let answers be longer"
 
@@ -385,85 +376,6 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             assert ROUTING in columns, f"an aborted answer has no column {ROUTING}"
             problem = routing_problem(columns[ROUTING], columns["prompt_ids"].size, count)
             assert not problem, problem
-
-    @claims("continues")
-    def test_a_piece_goes_on_from_what_is_begun(
-        self, generator: Any, prompts: list[Prompt]
-    ) -> None:
-        """A greedy answer that is continued from its middle is the same answer.
-
-        What is continued is not drawn again: its mask and its log-probs are 0.
-        """
-        continued = 0
-        for whole, piece in self._continued(generator, prompts, middle=True):
-            begun = whole.columns["action_ids"].size // 2
-            columns = piece.columns
-            for name in ("prompt_ids", "action_ids", "text"):
-                np.testing.assert_array_equal(columns[name], whole.columns[name], err_msg=name)
-            assert piece.status == whole.status
-            assert not columns["action_mask"][:begun].any(), "what was begun is trained on again"
-            assert columns["action_mask"][begun:].all(), "what was drawn is not trained on"
-            assert not columns["logp"][:begun].any(), "log-probs of what was begun are not 0"
-            np.testing.assert_allclose(
-                columns["logp"][begun:], whole.columns["logp"][begun:], atol=self.tolerance, rtol=0
-            )
-            continued += 1
-        assert continued, "no greedy answer has two actions: let prompts have longer ones"
-
-    @claims("continues")
-    def test_a_piece_ends_where_it_was_asked_to(
-        self, generator: Any, prompts: list[Prompt]
-    ) -> None:
-        """A piece of a greedy answer is its beginning, and is open where the answer goes on."""
-        cut = 0
-        for whole, piece in self._continued(generator, prompts, middle=False):
-            half = max(whole.columns["action_ids"].size // 2, 1)
-            np.testing.assert_array_equal(
-                piece.columns["action_ids"], whole.columns["action_ids"][:half]
-            )
-            if half < whole.columns["action_ids"].size:
-                assert piece.status == OPEN, f"a piece that can be continued is {piece.status!r}"
-                cut += 1
-        assert cut, "no greedy answer has two actions: let prompts have longer ones"
-
-    @claims("continues")
-    def test_an_answer_that_has_ended_is_not_continued(
-        self, generator: Any, prompts: list[Prompt]
-    ) -> None:
-        """The request fails alone, with a reason: nothing may be trained on behind an end."""
-        ended = 0
-        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
-            if whole.status not in (FINISHED, TRUNCATED) or not whole.columns["action_ids"].size:
-                continue
-            begun = whole.columns["action_ids"].copy()
-            refused = self._piece(generator, whole, Piece(begun=begun, actions=1))
-            assert refused.status == FAILED, (
-                f"an answer that was {whole.status} is continued: it is {refused.status!r}"
-            )
-            assert refused.reason, "a request that fails must say why"
-            assert not refused.columns, "a request that fails has no record"
-            ended += 1
-        assert ended, "no greedy answer has an action: let prompts have longer ones"
-
-    def _continued(
-        self, generator: Any, prompts: list[Prompt], *, middle: bool
-    ) -> Iterator[tuple[Finished, Finished]]:
-        """Yields greedy answers of at least two actions, each with a piece of itself.
-
-        middle: the piece is the second half of the actions, else the first half.
-        """
-        for whole in self.run(generator, requests_of(prompts, 1, greedy=True)).values():
-            actions = whole.columns["action_ids"]
-            half = max(actions.size // 2, 1)
-            if actions.size < 2:
-                continue
-            piece = Piece(begun=actions[:half].copy()) if middle else Piece(actions=half)
-            yield whole, self._piece(generator, whole, piece)
-
-    def _piece(self, generator: Any, whole: Finished, piece: Piece, *, sample: int = 1) -> Finished:
-        """Has a piece of a greedy answer drawn."""
-        asked = replace(whole.request, sample=sample, piece=piece)
-        return self.run(generator, [asked])[key_of_request(asked)]
 
     # -- running -----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.factories import import_attribute
-from gcore_core.contract.generator import Finished, Piece, SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, Prompt
 from gcore_core.kits.commands import Plugins, catalog
 
@@ -111,7 +111,6 @@ class Answers(ModelAPI):  # type: ignore[misc]
             seed=(config.seed or 0) + number,
             prompt=self._prompt(number, input),
             greedy=not config.temperature,
-            piece=Piece(actions=config.max_tokens) if config.max_tokens else None,
         )
         self._generator.submit([request])
         try:
@@ -167,9 +166,11 @@ class Answers(ModelAPI):  # type: ignore[misc]
                 f"a question cannot be asked: {ended.reason}.",
                 where=f"g-core eval of {self.model_name}",
             )
-        actions = ended.columns["action_ids"]
+        drawn = ended.columns["action_ids"]
+        actions = drawn[: config.max_tokens]  # a task may ask for less than the generator draws
         (text,) = decode(self._tokenizer, [actions.tolist()])
-        stop = "stop" if ended.status == FINISHED else "max_tokens"
+        is_whole = ended.status == FINISHED and len(actions) == len(drawn)
+        stop = "stop" if is_whole else "max_tokens"
         for word in config.stop_seqs or ():
             before, found, _ = text.partition(word)
             text, stop = before, "stop" if found else stop

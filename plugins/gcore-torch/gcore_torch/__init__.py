@@ -62,7 +62,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
         capabilities=frozenset(
-            {"abort", "continues", "determinism", "images", "logprobs"}
+            {"abort", "determinism", "images", "logprobs"}
             | {"routing", "sleep", "weights.adapter", "weights.device", "weights.fingerprint"}
             | {"weights.midway", "weights.push"}
         ),

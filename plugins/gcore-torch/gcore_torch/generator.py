@@ -3,19 +3,18 @@
 It keeps a batch of running samples with cached keys and values. Every call of ``step`` gives each
 running sample one more token. Samples join as rows become free and leave when they end.
 
-A sample's random numbers depend only on its seed and the place of the token in its whole answer,
-also where an answer is drawn in pieces. Logits, though, are
-rounded differently in another batch. So ``deterministic`` also fixes which samples run together:
-waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit. On a CPU
-in float32 they do not even depend on which samples run together (see ``gcore_torch.steady``). Where
-that takes another forward pass over whole samples, finished ones are held back until all that run
-together have finished.
+A sample's random numbers depend only on its seed and the place of the token in its answer. Logits,
+though, are rounded differently in another batch. So ``deterministic`` also fixes which samples run
+together: waiting ones are sorted, and join only when nothing runs. Then tokens repeat bit for bit.
+On a CPU in float32 they do not even depend on which samples run together (see
+``gcore_torch.steady``). Where that takes another forward pass over whole samples, finished ones are
+held back until all that run together have finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -47,12 +46,10 @@ from gcore_language.weights import copy_bytes, named_tensors, spec_of
 from gcore_core.contract.columns import ROUTING, VERSION, Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch
-from gcore_core.contract.generator import Finished, Piece, SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import (
     ABORTED,
-    FAILED,
     FINISHED,
-    OPEN,
     TRUNCATED,
     TensorSpec,
     WeightPlan,
@@ -82,21 +79,12 @@ class _Waiting:
     prompt: int32[P].
     limit: most actions.
     images: those of the prompt; samples of one prompt share them.
-    begun: actions of an earlier piece, int32[K]; they stand at the end of ``prompt``.
-    is_cut: whether a sample that reaches the limit can be continued.
     """
 
     request: SampleRequest
     prompt: np.ndarray
     limit: int
     images: Images | None = None
-    begun: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    is_cut: bool = False
-
-    @property
-    def row(self) -> np.ndarray:
-        """The prompt without the actions of an earlier piece, int32[P]."""
-        return self.prompt[: len(self.prompt) - len(self.begun)]
 
 
 class _Rows:
@@ -107,7 +95,6 @@ class _Rows:
     tokens: int32[capacity, actions], the actions so far.
     logp: float32[capacity, actions], their log-probs.
     length: int64[capacity], number of actions so far.
-    begun: int64[capacity], number of actions of an earlier piece, which are not among them.
     limit: int64[capacity], most actions.
     seed: uint64[capacity].
     greedy: bool[capacity].
@@ -123,7 +110,6 @@ class _Rows:
         self.tokens = np.zeros((capacity, actions), np.int32)
         self.logp = np.zeros((capacity, actions), np.float32)
         self.length = np.zeros(capacity, np.int64)
-        self.begun = np.zeros(capacity, np.int64)
         self.limit = np.zeros(capacity, np.int64)
         self.seed = np.zeros(capacity, np.uint64)
         self.greedy = np.zeros(capacity, np.bool_)
@@ -135,7 +121,6 @@ class _Rows:
         """Adds samples without actions behind the others."""
         fresh = slice(self.count, self.count + len(rows))
         self.length[fresh] = 0
-        self.begun[fresh] = [len(row.begun) for row in rows]
         self.limit[fresh] = [row.limit for row in rows]
         self.seed[fresh] = [row.request.seed & _SEED_MASK for row in rows]
         self.greedy[fresh] = [row.request.greedy for row in rows]
@@ -174,7 +159,6 @@ class _Rows:
             self.tokens,
             self.logp,
             self.length,
-            self.begun,
             self.limit,
             self.seed,
             self.greedy,
@@ -336,8 +320,7 @@ class TorchGenerator:
         """Queues samples; see ``Generator.submit``.
 
         Requests of one ordinal have the same prompt, which is encoded once. One that does not fit
-        the context, or is to continue an answer that has ended, comes back from the next ``step``
-        as failed.
+        the context comes back from the next ``step`` as failed.
         """
         reader = self._reader
         images = {} if reader is None else reader.read(requests)
@@ -351,32 +334,8 @@ class TorchGenerator:
         self._to_return += failed
         max_actions = self._config.max_new_tokens
         for request, prompt, room in fitting:
-            most = min(max_actions, room)
-            if self._has_ended(request.piece, most):
-                self._to_return.append(
-                    Finished(
-                        request=request,
-                        status=FAILED,
-                        versions=(self.version, self.version),
-                        reason="already_ended",
-                    )
-                )
-            else:
-                self._queue.append(_waiting(request, prompt, most, images.get(request.ordinal)))
-
-    def _has_ended(self, piece: Piece | None, most: int) -> bool:
-        """Whether what a piece is to continue is an answer that has ended.
-
-        most: actions that the whole answer may have.
-        """
-        if piece is None or not len(piece.begun):
-            return False
-        if len(piece.begun) >= most or self._ends[piece.begun[-1]]:
-            return True
-        if not self._config.stop:
-            return False
-        (text,) = decode(self._tokenizer, [piece.begun.tolist()])
-        return any(stop in text for stop in self._config.stop)
+            shown = images.get(request.ordinal)
+            self._queue.append(_Waiting(request, prompt, min(max_actions, room), shown))
 
     def step(self) -> list[Finished]:
         """Gives each running sample one more token, and those that join their first.
@@ -438,10 +397,9 @@ class TorchGenerator:
         if self._steady is None or self._decoder is self._exact or not rows.count:
             return
         columns = self._columns(np.arange(rows.count))
-        older = rows.begun[: rows.count] + [by.older for by in rows.sampled_by]
-        self._steady.rescore(columns, older.tolist())
+        self._steady.rescore(columns, [by.older for by in rows.sampled_by])
         for row, scored in enumerate(columns):
-            rows.logp[row, : rows.length[row]] = scored["logp"][len(rows.waiting[row].begun) :]
+            rows.logp[row, : rows.length[row]] = scored["logp"]
 
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
@@ -470,7 +428,7 @@ class TorchGenerator:
         if self._exact is not None:  # none runs
             prompt = max(len(waiting.prompt) for waiting in joining)
             fed = max(waiting.limit for waiting in joining) - 1
-            is_exact = is_steady(prompt, fed) and not any(len(w.begun) for w in joining)
+            is_exact = is_steady(prompt, fed)
             self._decoder = self._exact if is_exact else self._usual
         self._rows.add([waiting for group in groups for waiting in group], self.version)
         logits = self._decoder.prefill(
@@ -519,8 +477,7 @@ class TorchGenerator:
         """Draws the next action of every row from logits [B, V] and appends it."""
         rows = self._rows
         config = self._config
-        places = rows.begun[: rows.count] + rows.length[: rows.count]
-        uniform = uniforms(rows.seed[: rows.count], places)
+        uniform = uniforms(rows.seed[: rows.count], rows.length[: rows.count])
         greedy = rows.greedy[: rows.count]
         if self._sampler is not None:
             rows.append(*self._sampler(logits, uniform, greedy))
@@ -575,8 +532,6 @@ class TorchGenerator:
                 if ended[i]
                 else (FINISHED, "stop")
                 if stopped[i]
-                else (OPEN, "")
-                if rows.waiting[i].is_cut
                 else (TRUNCATED, "length")
             )
             finished.append(self._finish(i, status, reason, columns))
@@ -592,9 +547,8 @@ class TorchGenerator:
         return has_stop
 
     def _actions(self, row: int) -> np.ndarray:
-        """Returns the actions so far of a row, int32[A], those of an earlier piece included."""
-        drawn = self._rows.tokens[row, : self._rows.length[row]]
-        return np.concatenate([self._rows.waiting[row].begun, drawn])
+        """Returns the actions so far of a row, int32[A]."""
+        return self._rows.tokens[row, : self._rows.length[row]]
 
     def _finish(self, row: int, status: str, reason: str, columns: Columns) -> Finished:
         """Makes the result of one row; its versions are those of its first and last action."""
@@ -628,7 +582,7 @@ class TorchGenerator:
             actions = int(rows.length[i])
             columns.append(
                 {
-                    "prompt_ids": rows.waiting[i].row,
+                    "prompt_ids": rows.waiting[i].prompt,
                     "action_ids": tokens[place, :actions],
                     "logp": logp[place, :actions],
                     "action_mask": mask[:actions],
@@ -639,20 +593,14 @@ class TorchGenerator:
                 | _experts(rows.routing[i])
                 | rows.sampled_by[i].columns(actions, self.version)
             )
-        return [
-            {**record, **_behind(rows.waiting[i].begun, record)}
-            for record, i in zip(columns, indexes.tolist(), strict=True)
-        ]
+        return columns
 
     def _decode(self, indexes: np.ndarray) -> list[str]:
         """Returns the text of the actions so far, without the prompt, of the rows ``indexes``."""
         rows = self._rows
         return decode(
             self._tokenizer,
-            [
-                rows.waiting[i].begun.tolist() + rows.tokens[i, : rows.length[i]].tolist()
-                for i in indexes.tolist()
-            ],
+            [rows.tokens[i, : rows.length[i]].tolist() for i in indexes.tolist()],
         )
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -878,41 +826,6 @@ class TorchGenerator:
         return logprobs
 
 
-def _waiting(
-    request: SampleRequest, prompt: np.ndarray, room: int, images: Images | None
-) -> _Waiting:
-    """Makes a sample of a request.
-
-    room: most actions of the whole answer, more than its piece begins with.
-    """
-    piece = request.piece
-    if piece is None:
-        return _Waiting(request, prompt, room, images)
-    left = room - len(piece.begun)
-    limit = min(piece.actions or left, left)
-    whole = np.concatenate([prompt, piece.begun.astype(np.int32)])
-    return _Waiting(request, whole, limit, images, piece.begun, is_cut=limit < left)
-
-
-def _behind(begun: np.ndarray, record: Columns) -> dict[str, np.ndarray]:
-    """Returns the columns of a record that change where it continues ``begun``, int32[K].
-
-    These actions are not drawn again: they have mask and log-prob 0, and the version of the first
-    action that is drawn.
-    """
-    if not len(begun):
-        return {}
-    columns = {
-        "action_ids": np.concatenate([begun, record["action_ids"]]),
-        "logp": np.concatenate([np.zeros(len(begun), np.float32), record["logp"]]),
-        "action_mask": np.concatenate([np.zeros(len(begun), np.uint8), record["action_mask"]]),
-    }
-    if VERSION in record:
-        versions = record[VERSION]
-        columns[VERSION] = np.concatenate([np.repeat(versions[:1], len(begun)), versions])
-    return columns
-
-
 def _older(record: Columns, version: int) -> int:
     """Returns how many of the first actions of a record older weights have sampled.
 
@@ -924,7 +837,7 @@ def _older(record: Columns, version: int) -> int:
 def _empty(waiting: _Waiting) -> Columns:
     """Returns the columns of a sample that has no actions."""
     return {
-        "prompt_ids": waiting.row,
+        "prompt_ids": waiting.prompt,
         "action_ids": np.zeros(0, np.int32),
         "logp": np.zeros(0, np.float32),
         "action_mask": np.zeros(0, np.uint8),

@@ -22,12 +22,11 @@ from gcore_core.contract.generator import (
     Fingerprints,
     Finished,
     Generator,
-    Piece,
     ReceivesWeights,
     SampleRequest,
     ScoresLogprobs,
 )
-from gcore_core.contract.records import FAILED, Prompt, WeightPlan
+from gcore_core.contract.records import Prompt, WeightPlan
 from tests.support import language_models as tiny
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gpt2"]
@@ -143,18 +142,6 @@ def test_a_stop_string_ends_a_sample(open_generator: Any) -> None:
         text = bytes(record.columns["text"]).decode()
         assert ("1" in text or "+" in text) == (record.reason == "stop")
         assert not set("1+") & set(text[:-1])
-
-
-def test_an_answer_that_a_stop_string_has_ended_is_not_continued(open_generator: Any) -> None:
-    """Its last token is no end token, and there is room for more: the text alone tells."""
-    generator = open_generator(stop=["1", "+"])
-    generator.submit(tiny.make_requests(groups=4, samples=8))
-    records = tiny.drain(generator)
-    stopped = next(r for r in records if r.reason == "stop" and r.columns["action_ids"].size < 12)
-    begun = stopped.columns["action_ids"].copy()
-    generator.submit([replace(stopped.request, piece=Piece(begun=begun))])
-    (refused,) = generator.step()
-    assert (refused.status, refused.reason, refused.columns) == (FAILED, "already_ended", {})
 
 
 @pytest.mark.parametrize("decoder", ["fused", "transformers"])
@@ -281,16 +268,13 @@ def test_samples_running_during_a_push_continue_with_the_new_weights(
 def test_each_sample_keeps_its_own_versions_when_others_join_and_leave(
     open_generator: Any,
 ) -> None:
-    """Actions that are continued have the version of the first one that is drawn behind them."""
     generator = open_generator(max_new_tokens=12)
     weights = weights_of(generator)
     requests = tiny.make_requests(groups=2, samples=4)
     generator.submit(requests[:4])
     finished = [*generator.step(), *generator.step()]
     push(generator, weights, 7)
-    begun = np.array([5, 6, 5], np.int32)
-    later = [replace(request, piece=Piece(begun=begun)) for request in requests[4:]]
-    generator.submit(later)
+    generator.submit(requests[4:])
     finished += generator.step()
     finished += generator.abort([(requests[0].ordinal, requests[0].sample)])
     push(generator, weights, 9)
@@ -298,7 +282,7 @@ def test_each_sample_keeps_its_own_versions_when_others_join_and_leave(
     cut = 0
     for record in finished:
         count = len(record.columns["action_ids"])
-        first = [7] * 4 if record.request.piece is not None else [0, 0, 7]
+        first = [7] if record.request in requests[4:] else [0, 0, 7]
         expected = (first + [9] * count)[:count]
         is_cut = len(set(expected)) > 1
         assert ("version" in record.columns) == is_cut

@@ -15,7 +15,7 @@ import xxhash
 from gcore_core.contract.columns import VERSION, Columns, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
-from gcore_core.contract.generator import Finished, Piece, SampleRequest
+from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
 from gcore_core.testing import GeneratorContract, fake
 from gcore_core.testing.fake import FakeGenerator, log_softmax
@@ -58,8 +58,7 @@ class ReordersSamples(Clean):
     caught_by = (
         "test_a_record_answers_its_own_request",
         "test_two_batches_in_flight_do_not_mix",
-        "test_a_piece_goes_on_from_what_is_begun",
-        "test_an_aborted_answer_goes_on_from_what_it_has",
+        "test_an_aborted_answer_is_the_beginning_of_the_whole",
     )
 
     class Backend(FakeGenerator):
@@ -90,7 +89,7 @@ class ReturnsASampleTwice(Clean):
 
 class DropsALogprob(Clean):
     caught_by = (
-        "test_an_aborted_answer_goes_on_from_what_it_has",
+        "test_an_aborted_answer_is_the_beginning_of_the_whole",
         "test_every_action_has_its_logprob",
         "test_first_actions_occur_as_often_as_their_logprobs_say",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
@@ -121,7 +120,6 @@ class ForgetsTheSoftmax(Clean):
         "test_first_actions_occur_as_often_as_their_logprobs_say",
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
-        "test_a_piece_goes_on_from_what_is_begun",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
@@ -141,7 +139,6 @@ class LogprobsOfAnotherTemperature(Clean):
     caught_by = (
         "test_logprobs_are_those_at_the_temperature_told",
         "test_samples_that_run_through_a_push_say_so",
-        "test_a_piece_goes_on_from_what_is_begun",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
         "test_two_pushes_cut_a_sample_twice",
@@ -159,10 +156,7 @@ class LogprobsOfAnotherTemperature(Clean):
 
 
 class TruncatedReportedAsFinished(Clean):
-    caught_by = (
-        "test_a_record_says_how_it_ended",
-        "test_a_piece_ends_where_it_was_asked_to",
-    )
+    caught_by = ("test_a_record_says_how_it_ended",)
 
     class Backend(FakeGenerator):
         def step(self) -> list[Finished]:
@@ -390,7 +384,7 @@ class GreedyIsSampled(Clean):
 class AbortLosesPartials(Clean):
     caught_by = (
         "test_abort_returns_what_there_is",
-        "test_an_aborted_answer_goes_on_from_what_it_has",
+        "test_an_aborted_answer_is_the_beginning_of_the_whole",
     )
 
     class Backend(FakeGenerator):
@@ -400,7 +394,7 @@ class AbortLosesPartials(Clean):
 
 
 class AbortedAnswersHaveNoLogprobs(Clean):
-    caught_by = ("test_an_aborted_answer_goes_on_from_what_it_has",)
+    caught_by = ("test_an_aborted_answer_is_the_beginning_of_the_whole",)
 
     class Backend(FakeGenerator):
         """Scores an answer only when it ends by itself."""
@@ -523,7 +517,6 @@ class RunsThroughAPushUnnoticed(Clean):
 class ScoresAgainUnderNewWeights(Clean):
     caught_by = (
         "test_samples_that_run_through_a_push_say_so",
-        "test_a_piece_goes_on_from_what_is_begun",
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
         _CUT,
     )
@@ -536,61 +529,6 @@ class ScoresAgainUnderNewWeights(Clean):
             return with_columns(
                 record, logp=log_softmax(self._logits)[record.columns["action_ids"]]
             )
-
-
-class ForgetsWhatWasBegun(Clean):
-    caught_by = (
-        "test_a_piece_goes_on_from_what_is_begun",
-        "test_an_answer_that_has_ended_is_not_continued",
-    )
-
-    class Backend(FakeGenerator):
-        def submit(self, requests: Sequence[SampleRequest]) -> None:
-            super().submit([replace(r, piece=_not_begun(r.piece)) for r in requests])
-
-
-def _not_begun(piece: Piece | None) -> Piece | None:
-    return None if piece is None else Piece(actions=piece.actions)
-
-
-class TrainsAgainOnWhatWasBegun(Clean):
-    caught_by = ("test_a_piece_goes_on_from_what_is_begun",)
-
-    class Backend(FakeGenerator):
-        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
-            record = super()._finished(request, letters, status)
-            return with_columns(record, action_mask=np.ones(len(letters), np.uint8))
-
-
-class DrawsWholeAnswers(Clean):
-    caught_by = ("test_a_piece_ends_where_it_was_asked_to",)
-
-    class Backend(FakeGenerator):
-        """It stops no piece at its number of actions."""
-
-        def _status(self, request: SampleRequest, letters: list[int]) -> str:
-            if request.piece is not None:
-                request = replace(request, piece=Piece(begun=request.piece.begun))
-            return super()._status(request, letters)
-
-
-class GoesOnBehindTheEnd(Clean):
-    caught_by = ("test_an_answer_that_has_ended_is_not_continued",)
-
-    class Backend(FakeGenerator):
-        def _has_ended(self, request: SampleRequest, begun: list[int]) -> bool:
-            return False
-
-
-class RefusesWithoutAReason(Clean):
-    caught_by = ("test_an_answer_that_has_ended_is_not_continued",)
-
-    class Backend(FakeGenerator):
-        def step(self) -> list[Finished]:
-            return [
-                replace(record, reason="") if record.status == FAILED else record
-                for record in super().step()
-            ]
 
 
 class IgnoresAPush(Clean):
@@ -706,7 +644,7 @@ class RoutingIsMissing(CleanRouting):
 class RoutingLeavesThePromptOut(CleanRouting):
     caught_by = (
         "test_records_say_which_experts_computed_their_tokens",
-        "test_an_aborted_answer_goes_on_from_what_it_has",
+        "test_an_aborted_answer_is_the_beginning_of_the_whole",
     )
 
     class Backend(CleanRouting.Backend):
@@ -715,7 +653,7 @@ class RoutingLeavesThePromptOut(CleanRouting):
 
 
 class AbortedAnswersHaveNoRouting(CleanRouting):
-    caught_by = ("test_an_aborted_answer_goes_on_from_what_it_has",)
+    caught_by = ("test_an_aborted_answer_is_the_beginning_of_the_whole",)
 
     class Backend(CleanRouting.Backend):
         def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
@@ -743,7 +681,6 @@ class KeepsItsTable(Clean):
 
     caught_by = (
         "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
-        "test_a_piece_goes_on_from_what_is_begun",
         _CUT,
     )
 
@@ -787,7 +724,6 @@ class ReadsThePromptUnderOldWeights(Clean):
 
     caught_by = (
         "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
-        "test_a_piece_goes_on_from_what_is_begun",
         _NEW,
     )
 
