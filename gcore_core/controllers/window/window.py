@@ -355,8 +355,8 @@ def _check_in_order(state: Mapping[str, Any]) -> None:
         "groups out of order.",
         where="controller.use",
         why=f"ordinal {base} is not consumed, and {above[0]} is: it would be trained on again",
-        todo="resume it with the program that saved it; with ahead: 0 and age: 0 some steps of it "
-        "take what is left, and another program can go on",
+        todo="resume it with the program that saved it (controller.use); with ahead: 0 and age: 0 "
+        "some steps of it take what is left, and another program can go on",
     )
 
 

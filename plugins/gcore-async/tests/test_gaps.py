@@ -157,7 +157,8 @@ def test_a_run_changes_its_program_once_its_gaps_are_closed(tmp_path: Path) -> N
     assert refused.returncode == 2
     assert f"ordinal {SLOW} is not consumed, and {SLOW + 1} is" in refused.stderr
     step = max(int(path.name[5:]) for path in (run.path / "checkpoints").glob("step-??????"))
-    words = ["controller.config.ahead=0", "controller.config.age=0", f"run.steps={step + 1}"]
+    words = ["controller.use=async", "controller.config.ahead=0", "controller.config.age=0"]
+    words.append(f"run.steps={step + 1}")
     for overrides in (words, ["controller.use=core/sync", "run.steps=7"]):
         done = resume(run, *overrides)
         assert done.returncode == 0, done.stdout + done.stderr
