@@ -74,8 +74,8 @@ SHELL_PORT = ":2222"  # of what stands for ssh
 DISTRIBUTIONS = ["gcore-core", "gcore-nodes", "gcore-torch", "torch"]
 
 _STEP = re.compile(r"^step +(\d+)/")
-#: A node with generators alone is lost; the run goes on without it.
-_LOST = re.compile(r" is lost with rollout\.")
+#: A node is lost; the run goes on from its newest checkpoint.
+_LOST = re.compile(r"the workers of its node end with it")
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ")
 
 Tell = Callable[[str], None]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.training import Training
 from gcore_core.controllers.window.dynamic_sampling import Quota
 from gcore_core.controllers.window.lanes import Lanes
@@ -28,8 +27,7 @@ from gcore_core.runtime.shells.weights_follower import WeightsFollower
 #: (class, function, what stands there, what the bug puts there)
 Mutant = tuple[type, str, str, str]
 
-#: name -> the bug. Not among them: `Ledger.complete` counting records in place of scores, which
-#: changes nothing, since `Ledger.has` counts the scores again before a verdict.
+#: name -> the bug.
 MUTANTS: dict[str, Mutant] = {
     "an ordinal has two owners": (
         Ledger,
@@ -50,6 +48,12 @@ MUTANTS: dict[str, Mutant] = {
         "if s and s not in group.records",
     ),
     "a duplicate is taken": (Ledger, "finished", " or header.sample in group.records", ""),
+    "groups are complete too early": (
+        Ledger,
+        "complete",
+        "len(group.scored) == self._samples",
+        "len(group.records) == self._samples",
+    ),
     "one reward is enough": (Ledger, "scored", "if names <= header", "if True or names <= header"),
     "a later reward replaces an earlier": (
         Ledger,
@@ -180,30 +184,6 @@ MUTANTS: dict[str, Mutant] = {
         "_work_off",
         "waiting.append(unfinished)",
         "pass",
-    ),
-    "what was lost with its machine is not drawn again": (
-        Ledger,
-        "forget",
-        "return self.unfinished(lost)",
-        "return []",
-    ),
-    "nobody stands in for a lost generator": (
-        Lanes,
-        "_replica_of",
-        "if replica.name not in newer:",
-        "replica = lane.replicas[lane.number]\n    if replica.name not in newer:",
-    ),
-    "weights are pushed to a lost generator": (
-        PlacementShard,
-        "replicas",
-        "if not self._lost.has(peer.name)",
-        "",
-    ),
-    "lost records are sent to scorers": (
-        Scoring,
-        "_present",
-        "if not lost:",
-        "if True:",
     ),
     "duplicates are scored as fresh": (
         Lanes,

@@ -6,9 +6,8 @@
 A run has 4 shards, 2 generators, 1 judge, 3 scorers, 2 trainer ranks, 3 steps. Every message takes
 a random time; some are lost (noticed or silent), come twice, late or overtaken; at some a
 generator, judge or scorer is killed, and started again with an empty memory. Every other seed keeps
-surplus groups. In three of eight each generator is on a machine of its own, with a store of its
-own, and one of these machines is lost for good at a random time. A death of a trainer or controller
-is a restart of the run from its checkpoint, which is not simulated here.
+surplus groups. The loss of a trainer, a controller or a machine is a restart of the run from its
+checkpoint, which is not simulated here.
 
 ``pairs_share``: pairs of message kind (sender's role, method) and fault that were hit, of all there
 are.
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import random
 import shutil
 import sys
 import tempfile
@@ -86,10 +84,6 @@ def job_of(seed: int) -> SimulatedJob:
     if _drops(seed):
         varied = "gcore_core.builtin.filters:Varied"
         job = replace(job, samples=2, evaluate_prompts=1, filter=varied)
-    if seed % 8 in _LOSES:
-        # In weather with faults a run takes several times as long as a calm one.
-        loses_s = random.Random(seed).uniform(0, 3 * calm(_drops(seed)).virtual_s)
-        job = replace(job, generator_nodes=JOB.replicas, loses_s=loses_s)
     return job
 
 
@@ -102,10 +96,6 @@ def _drops(seed: int) -> bool:
 def calm(drops: bool) -> Outcome:
     """Returns the outcome without faults, on one shard and one replica."""
     return _run(replace(job_of(0 if drops else 2), shards=1, replicas=1), None)
-
-
-#: Of every eight seeds, those in which a machine is lost: one of them drops groups.
-_LOSES = (1, 3, 6)
 
 
 def _run(job: SimulatedJob, weather: Faults | None) -> Outcome:

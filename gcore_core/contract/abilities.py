@@ -311,8 +311,8 @@ class PushesNearby(Protocol):
     def pushes_nearby(self) -> str:
         """Returns which setting keeps pushes on the trainer's machine; "": they reach every one.
 
-        A job whose generators are placed elsewhere is refused then, and no machine is taken in
-        while the run goes on. Without the method: "".
+        A job whose generators are placed elsewhere is refused then, and no machine that
+        comes is taken in. Without the method: "".
         """
 
 

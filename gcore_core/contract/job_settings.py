@@ -147,6 +147,11 @@ class Cluster:
     """A run that has lost machines, and does not fit on the others, waits so many seconds for
     them.
     """
+    grow: str = _one_of("checkpoint", "never")
+    """When a run that goes on changes its machines: at its next ``checkpoint`` it begins again from
+    that, on the machines that there are then, where one has come that it has room for or one says
+    that it will leave; or ``never``. A machine that is lost always has it begin again.
+    """
 
 
 @dataclass

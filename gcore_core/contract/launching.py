@@ -6,7 +6,7 @@ and what carries the bytes between them; ``gcore_core.kits.launching`` has parts
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -180,17 +180,6 @@ class Network(Protocol):
         """Stops serving and closes every connection."""
 
 
-@runtime_checkable
-class GrowingNetwork(Network, Protocol):
-    """A network on which processes appear after it was opened. It is optional."""
-
-    def introduce(self, addresses: Mapping[str, str]) -> None:
-        """Makes processes known, each with the address at which it is reached from here.
-
-        One that was known by another address is reached at the new one from now on.
-        """
-
-
 # -- where processes live --------------------------------------------------------------------------
 
 
@@ -224,47 +213,16 @@ class SiteNode:
     store: the directory of the node's store, on the node.
     meeting: a private directory on the node in which ranks may meet.
     end_agent: ends an agent that hangs; None: it is in this process.
-    let_go: ends the agent of a machine that leaves the run on purpose, with all that it has
-        started, and waits for that. What was started on the machine ends well. None: this machine
+    let_go: says that the machine leaves the run on purpose: the launcher's next site is without it,
+        and when this one is closed, what a person has started there ends well. None: the machine
         leaves a run only by being lost.
-    tell: shows a line to whoever started the agent there, as far as there is a way.
     """
 
     agent: Peer
     store: Path
     meeting: Path
     end_agent: Callable[[], Awaitable[None]] | None = None
-    let_go: Callable[[], Awaitable[None]] | None = None
-    tell: Callable[[str], Awaitable[None]] | None = None
-
-
-class Newcomers(Protocol):
-    """Takes machines into a site that is open, one after the other.
-
-    It is entered by one task. A machine is a newcomer until it is taken in, or let go.
-    """
-
-    async def next(self) -> NodeFacts:
-        """Waits for a machine that the run may use and does not have, and returns what it has.
-
-        Its name is that of an agent that this site never had. It may wait for ever.
-        """
-
-    async def take_in(self, node: str, processes: Sequence[str]) -> None:
-        """Starts an agent on the machine that ``next`` returned last.
-
-        From then on the site has it: in ``nodes``, ``where``, ``views``, ``public`` and ``bulk``.
-        Closing the site ends it as it ends the others. Raises WorkerError or ConfigError when no
-        agent comes up there; then the site is as it was.
-
-        processes: their names, which may begin there.
-        """
-
-    async def let_go(self, node: str, why: str) -> None:
-        """Ends what runs on a newcomer, and takes it out of the site again.
-
-        why: told to whoever waits at the machine. The same machine may come again.
-        """
+    let_go: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,9 +241,10 @@ class Site:
         several nodes of a private network.
     identity: certificate and key of the run, PEM; empty where nothing leaves the machine.
     bulk: node -> the address at which its agent serves content to the others; empty where no other
-        node is or may come.
-    newcomers: takes in machines that come while the site is open; None: none may come. Only this
-        changes what the mappings above hold.
+        node is.
+    newcomer: waits for a machine that the run may use and this site does not have, and returns what
+        a person calls it; it may wait for ever. The launcher's next site may have it. None: none
+        may come.
     """
 
     network: Network
@@ -298,7 +257,7 @@ class Site:
     meeting_addresses: dict[str, str] = field(default_factory=dict)
     identity: bytes = b""
     bulk: dict[str, str] = field(default_factory=dict)
-    newcomers: Newcomers | None = None
+    newcomer: Callable[[], Awaitable[str]] | None = None
 
     @property
     def home_node(self) -> SiteNode:

@@ -28,8 +28,6 @@ What the parts themselves are made of:
     annotating         columns that other roles give of the records
     tiles              which records train together in a deterministic run
     watching           Watching: the sentinel's part in a controller; with canaries and explaining
-    lost_nodes         LostNodes: machines that the run goes on without
-    newcomers          ShardNewcomers: generators that come within the run
 
 A program that draws the next steps while it trains on this one has a ``RunningWindow``. Before it
 pushes, it waits until no sample is in flight, and a checkpoint also holds what was drawn ahead:

@@ -23,8 +23,6 @@ from gcore_core.controllers.algorithm_answers import (
     filter_code,
     sampling_code,
 )
-from gcore_core.controllers.lost_nodes import LostNodes, StandInPeer
-from gcore_core.controllers.newcomers import ShardNewcomers
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -40,8 +38,7 @@ class ControllerContext:
     trace: where the times of records and stages go.
     agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
     supervisor: it shows reports and commits checkpoints.
-    replicas: the policy's generators, in order of their numbers. Those that come within the run are
-        added behind them, by ``PlacementShard`` on every shard alike.
+    replicas: the policy's generators, in order of their numbers.
     ranks: the workers of each data-parallel rank of the policy's trainer.
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
@@ -55,11 +52,6 @@ class ControllerContext:
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
-    lost: which machines of generators are lost, since the run has begun, or begun again from a
-        checkpoint.
-    keepers: agents of the nodes that keep records of machines that may be lost; none where no
-        machine may.
-    newcomers: the generators that have come within the run; None: none may.
     """
 
     facts: JobFacts
@@ -82,9 +74,6 @@ class ControllerContext:
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     saving: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: LostNodes = field(default_factory=LostNodes)
-    keepers: list[Peer] = field(default_factory=list)
-    newcomers: ShardNewcomers | None = None
 
     @property
     def advantage(self) -> Advantage | ActionAdvantage:
@@ -139,19 +128,15 @@ def make_context(
     """
     supervisor = network.peer("supervisor")
     placed = facts.placement
-    lost = LostNodes(facts.expendable)
     return ControllerContext(
         facts=facts,
         traffic=network.traffic,
         trace=Trace(facts.trace, facts.shard),
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
-        replicas=[lost.peer(network, name) for name in facts.replicas],
+        replicas=[network.peer(name) for name in facts.replicas],
         ranks=[[network.peer(name) for name in rank] for rank in facts.ranks],
-        scorers=[
-            (_scorer(network, lost, name, facts), rewards)
-            for name, rewards in facts.scorers.items()
-        ],
+        scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
@@ -173,15 +158,4 @@ def make_context(
             for name in names
         },
         sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
-        lost=lost,
-        keepers=[network.peer(name) for name in facts.keepers],
-        newcomers=ShardNewcomers(network, lost) if facts.grows else None,
     )
-
-
-def _scorer(network: Network, lost: LostNodes, name: str, facts: JobFacts) -> Peer:
-    """Returns a scorer, for which another stands in when its machine is lost."""
-    others = facts.stand_ins.get(name)
-    if not others:
-        return network.peer(name)
-    return StandInPeer([lost.peer(network, one) for one in (name, *others)], lost)

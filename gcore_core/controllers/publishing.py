@@ -22,7 +22,6 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.keeping import release_kept
 from gcore_core.runtime.messages import (
     PLACE_WEIGHTS,
     PUBLISHED,
@@ -41,7 +40,7 @@ from gcore_core.runtime.messages import (
     SaveWeights,
     UnsavedWeights,
 )
-from gcore_core.runtime.rpc.retry import PUSHES, RetryPolicy, insist, is_gone
+from gcore_core.runtime.rpc.retry import PUSHES, RetryPolicy, insist
 
 #: Its pauses lie between two attempts to write the final weights, of which there is no last one.
 _SAVES = RetryPolicy(tries=1, first_pause_s=0.5, longest_pause_s=10.0)
@@ -91,27 +90,12 @@ class Publishing:
         overwritten by then (WeightMismatch), so the whole push begins anew.
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
-        first = 0
-        while True:
-            try:
-                push = partial(self._push_once, version, release_before, first)
-                await PUSHES.run(push, lost)
-                break
-            except WorkerDied as error:
-                if not is_gone(error) or not self._placement.replicas:
-                    raise
-                # The push begins anew without that replica. Its attempts have numbers that none
-                # before has had: what comes late of an earlier attempt cannot be taken for its own.
-                first += PUSHES.tries
+        await PUSHES.run(partial(self._push_once, version, release_before), lost)
         await release_annotations(self._context, release_before)
-        await release_kept(self._context, release_before)
-        grows = self._context.newcomers is not None
-        names = [replica.name for replica in self._placement.replicas] if grows else []
-        await insist(self._context.supervisor, PUBLISHED, Published(version, names))
+        await insist(self._context.supervisor, PUBLISHED, Published(version))
 
-    async def _push_once(self, version: int, release_before: int, first: int, tried: int) -> None:
-        """Makes one attempt of a push, whose number is ``first`` + ``tried``."""
-        attempt = first + tried
+    async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
+        """Makes one attempt of a push."""
         ranks = self._context.trainers
         replicas = self._placement.replicas
         configured = self._config.push_transport
@@ -191,19 +175,11 @@ class Releasing(Publishing):
     """
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
-        """Pushes nothing: tells annotators, keepers and generators what nobody needs any more."""
+        """Pushes nothing: tells annotators and generators what nobody needs any more."""
         await release_annotations(self._context, release_before)
-        await release_kept(self._context, release_before)
         request = ReleaseSteps(release_before)
-
-        async def release(replica: Peer) -> None:
-            try:
-                await insist(replica, RELEASE_STEPS, request)
-            except WorkerDied as error:
-                if not is_gone(error):
-                    raise
-
-        await asyncio.gather(*map(release, self._context.replicas))
+        replicas = self._context.replicas
+        await asyncio.gather(*(insist(replica, RELEASE_STEPS, request) for replica in replicas))
 
 
 async def _each(

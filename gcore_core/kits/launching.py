@@ -38,11 +38,15 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process.agent import AgentSpec, end_hung, process_usage
+from gcore_core.runtime.process.agent import (
+    SIGTERM_PASSED_ON,
+    AgentSpec,
+    end_hung,
+    process_usage,
+)
 from gcore_core.runtime.process.config import LocalConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
-from gcore_core.runtime.process.leaving import SIGTERM_PASSED_ON
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.main_thread import in_main_thread
 from gcore_core.runtime.process.spawn import (

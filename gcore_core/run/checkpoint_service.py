@@ -240,6 +240,10 @@ class Keeper:
         await self._once.join(("begin", request.step), 0, None, act)
         return Nothing()
 
+    def saves(self, step: int) -> bool:
+        """Whether the checkpoint of a step is being saved."""
+        return self._begun is not None and self._begun.step == step
+
     async def finish(self, ranks: Sequence[Peer], within_s: float) -> None:
         """Commits the checkpoint that is being saved when a run fails, if there is one.
 

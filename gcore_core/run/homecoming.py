@@ -126,44 +126,6 @@ class Homecoming:
     def _remove_markers(self) -> None:
         shutil.rmtree(self._directory / MARKERS, ignore_errors=True)
 
-    def lose(self, node: str) -> None:
-        """Notes that a node is lost: nobody asks for what is on a disk that no other node sees."""
-        disks = []
-        for disk in self._disks:
-            disk.nodes = disk.nodes - {node}
-            if disk.nodes:
-                disk.node = min(disk.nodes) if disk.node == node else disk.node
-                disks.append(disk)
-        self._disks = disks
-
-    async def add(self, node: str) -> None:
-        """Finds out whose disk a node has that has come, and follows what is written there.
-
-        Raises ConfigError when the run's directory cannot be made on it.
-        """
-        known: dict[str, _Disk | None] = {self._site.home: None}
-        known |= {disk.node: disk for disk in self._disks}
-        markers = self._directory / MARKERS
-        for name in (*known, node):
-            request = MakeDirectory(str(markers), self._marker(name))
-            try:
-                await self._agent(name).call(MAKE_DIRECTORY, request)
-            except DataError as error:
-                raise no_directory(self._host(name), self._directory, error.what) from error
-        paths = {str(markers / self._marker(name)): disk for name, disk in known.items()}
-        sight = await self._agent(node).call(LIST_FILES, ListFiles(list(paths)))
-        seen = [facts.path for facts in sight]
-        if not seen:
-            own = _Disk(node, frozenset({node}))
-            await self._begin(own)
-            self._disks.append(own)
-            if self._following is None:
-                self._following = asyncio.ensure_future(self._follow())
-            return
-        for disk in (paths[path] for path in seen):
-            if disk is not None:
-                disk.nodes |= {node}
-
     def _agent(self, node: str) -> Peer:
         return self._site.nodes[node].agent
 

@@ -150,17 +150,14 @@ def code_packages(job: Job) -> list[str]:
 # -- comparing and copying -------------------------------------------------------------------------
 
 
-async def provide(job: Job, site: Site, show: Show, only: str = "") -> None:
+async def provide(job: Job, site: Site, show: Show) -> None:
     """Compares the files of every node with those at home, and copies what is missing.
 
     show: is told what is done.
-    only: name of the node that is compared, of several; "": all are.
     Raises ConfigError where a node has not what it must have, and may not get it.
     """
     wants = wanted(job, site)
     wants.pop(site.home, None)
-    if only:
-        wants = {node: want for node, want in wants.items() if node == only}
     if not wants:
         return
     comparison = _Comparison(job, site, show)

@@ -21,7 +21,6 @@ from gcore_core.contract.abilities import (
     largest_gap,
     logprob_band,
     precision,
-    pushes_nearby,
     replica_slots,
     required_by,
     takes_adapters,
@@ -36,7 +35,6 @@ from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.lost_nodes import expendable_nodes, keeping_nodes, stand_ins
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.named_files import NamedFile, texts
 from gcore_core.runtime.process import handshake
@@ -107,51 +105,16 @@ class Job:
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
         the nodes in turn: those of the same number, which speak with each other, are on one node.
-        Nodes that hold no role but the policy's generator come last, and get no controller: the run
-        can lose them. Scorers may stand there.
         """
-        roles = self.plan.settings.roles
         nodes = self.placed.node_names
-        of_roles = {
-            name: self.placed.node_of(role, int(number))
-            for name in self.names()
-            for role, _, number in [name.rpartition(".")]
-            if role in roles
-        }
-        lasting = nodes
-        if self.may_lose_nodes:
-            others = {node for name, node in of_roles.items() if not name.startswith(f"{ROLLOUT}.")}
-            lasting = [node for node in nodes if node in others] or nodes
-            nodes = [*lasting, *(node for node in nodes if node not in lasting)]
         where: dict[str, str] = {}
         for name in self.names():
             role, _, number = name.rpartition(".")
-            choice = lasting if role == "controller" else nodes
-            where[name] = of_roles.get(name) or choice[int(number) % len(choice)]
+            if role in self.plan.settings.roles:
+                where[name] = self.placed.node_of(role, int(number))
+            else:
+                where[name] = nodes[int(number) % len(nodes)]
         return where
-
-    @property
-    def may_lose_nodes(self) -> bool:
-        """Whether a step may go on without an *expendable* node; see ``gcore_core.run.lost_nodes``.
-
-        Then no controller is placed on a node that holds no role but the policy's generator.
-        """
-        return ROLLOUT in self.plan.settings.roles and not self.placed.moves
-
-    def expendable(self, site: Site) -> dict[str, list[str]]:
-        """Returns node -> the processes on it, of each node that the run can lose in a step."""
-        if not self.may_lose_nodes:
-            return {}
-        return expendable_nodes(site.where, site.home, self.scorers())
-
-    def grows(self, site: Site) -> bool:
-        """Whether further replicas of the policy's generator may come while the site is open.
-
-        None may where weights would not reach them.
-        """
-        if pushes_nearby(self.plan.objects.get("controller")):
-            return False
-        return self.may_lose_nodes and site.newcomers is not None
 
     def workers(self, role: str) -> list[str]:
         """Returns the names of a role's processes."""
@@ -342,10 +305,10 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     watches = ["sentinel"] if _sentinel(job) else []
     factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
-    return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, site, shard))
+    return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
 
 
-def _facts(job: Job, site: Site, shard: int) -> JobFacts:
+def _facts(job: Job, shard: int) -> JobFacts:
     """Returns the settings of one shard's controller."""
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
@@ -353,7 +316,6 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
     judges = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
     resumed = job.resumed
     state = resumed.state if resumed else {}
-    expendable = job.expendable(site)
     return JobFacts(
         run=settings.run,
         shards=job.shards,
@@ -395,10 +357,6 @@ def _facts(job: Job, site: Site, shard: int) -> JobFacts:
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
         carried=resumed.carried if resumed else [],
-        expendable=expendable,
-        keepers=keeping_nodes(site.where, expendable, grows=job.grows(site)),
-        stand_ins=stand_ins(site.where, expendable),
-        grows=job.grows(site),
     )
 
 

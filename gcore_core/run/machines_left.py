@@ -3,8 +3,8 @@
 A run that begins needs all machines that it names, unless its launcher's settings say that fewer
 will do. One that begins again from a checkpoint takes what is left, as long as its job fits there:
 
-    all named machines --one is lost--> those that are left --it answers again--> all, at a restart
-                                          |
+    all named machines --one is lost--> those that are left --it answers again--> all, at a
+                                          |                           checkpoint (cluster.grow)
                                           +-- the job does not fit: it waits, at most cluster.wait_s
 
 Only a launcher that can leave machines out does so (``ElasticLauncher``).

@@ -148,7 +148,7 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
             todo="use auto or shm",
         )
     if isinstance(launcher, ElasticLauncher):
-        return f"no host is taken in while the run goes on: {setting} reaches no other machine"
+        return f"no host that comes is taken in: {setting} reaches no other machine"
     return ""
 
 

@@ -33,6 +33,7 @@ from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place_on_fewer, run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.kept_site import KeptSite
+from gcore_core.run.machine_changes import MachinesChange
 from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.manifest import KEY, ensure_key
@@ -304,8 +305,9 @@ def _display_of(steps: int) -> Display:
 def _supervise(job: Job, display: Display, signals: Signals) -> None:
     """Runs the job, and again from its newest checkpoint when a process is lost for good.
 
-    That happens at most ``checkpoint.restarts`` times, and only when there is a checkpoint. Raises
-    KeyboardInterrupt when a signal has ended the run.
+    That happens at most ``checkpoint.restarts`` times, and only when there is a checkpoint. It goes
+    on from one also when machines have come or leave, however often. Raises KeyboardInterrupt when
+    a signal has ended the run.
     """
 
     with _logged(run_files.log_path(job.directory, "supervisor")):
@@ -334,7 +336,8 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
             KeptSite(job) as place,
         ):
             with ending(lambda: supervisor):
-                for restarts_left in reversed(range(job.plan.settings.checkpoint.restarts + 1)):
+                restarts_left = job.plan.settings.checkpoint.restarts
+                while True:
                     supervisor = Supervisor(job, display, observers)
                     works = True
                     try:
@@ -344,15 +347,20 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
                         if signals.code:
                             display.note(str(error))
                             raise asyncio.CancelledError from error
-                        if not restarts_left or not Checkpoints(job.directory).steps():
-                            raise
-                        log.exception("the run goes on from its newest checkpoint")
-                        display.note(str(error))  # first: to clear up after a lost node takes long
+                        if not isinstance(error, MachinesChange):
+                            if not restarts_left or not Checkpoints(job.directory).steps():
+                                raise
+                            restarts_left -= 1
+                            log.exception("the run goes on from its newest checkpoint")
+                            display.note(str(error))  # first: clearing up may take long
                         works = False
                         # All machines that there are get their part only when a site is opened.
-                        keeps = not job.missing and not supervisor.has_other_nodes
+                        changes = supervisor.changes
+                        keeps = not job.missing and not (changes and changes.is_due)
                         keeps = keeps and not place.has_agent(error.where)
                         is_open = await place.clear(is_kept=keeps)
+                        if changes is not None:
+                            changes.say_left()
                         job = _resumed(job, display, key)
                         if not is_open:
                             job = await _placed_again(job, display)

@@ -24,7 +24,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.run import directory as run_directory
@@ -36,9 +36,7 @@ from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.kept_site import KeptSite
-from gcore_core.run.leaving_nodes import LeavingNodes
-from gcore_core.run.lost_nodes import replicas_left
-from gcore_core.run.newcomers import Come, RunNewcomers
+from gcore_core.run.machine_changes import MachineChanges, MachinesChange
 from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
@@ -48,11 +46,9 @@ from gcore_core.runtime.messages import (
     ANSWERED,
     EXITS,
     FAILED,
-    FREED,
     HELLO,
     HUNG,
     KILL,
-    LOSE_NODE,
     PUBLISHED,
     RESTART_EXIT_CODE,
     SAVE_RUN,
@@ -62,11 +58,9 @@ from gcore_core.runtime.messages import (
     TIME_OF_DAY,
     USAGE,
     Answered,
-    FreedNodes,
     Hello,
     Hung,
     KillRequest,
-    LostNode,
     Nothing,
     Published,
     SpawnRequest,
@@ -79,7 +73,6 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.main_thread import in_main_thread
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
 from gcore_core.runtime.store.client import StoreReader
 
@@ -149,13 +142,8 @@ class Supervisor:
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
         self._restarts = Restarts()
-        self._lost_nodes = set[str]()  # without which the attempt goes on
-        self._expendable: dict[str, list[str]] = {}  # node -> processes, see ``Job.expendable``
-        self._ending = set[asyncio.Future[None]]()  # held, or they could be collected
-        self._newcomers: RunNewcomers | None = None  # None: no machine may come
-        self._new_watchers = set[asyncio.Future[None]]()  # of machines that have come
-        self._undrawn: dict[str, Come] = {}  # those that hold no weights yet
-        self._leaving: LeavingNodes | None = None  # before the attempt
+        self.changes: MachineChanges | None = None  # None: before the attempt
+        self._moves_on = False  # the attempt ends, since machines have come or leave
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
     def _service(self) -> Service:
@@ -165,7 +153,6 @@ class Supervisor:
         service.add(TIME_OF_DAY, self.time_of_day)
         service.add(STEP_END, self.step_end)
         service.add(PUBLISHED, self.published)
-        service.add(FREED, self.freed)
         service.add(HUNG, self.hung)
         service.add(ANSWERED, self.answered)
         AgreementService(self._job.shards).register(service)
@@ -177,7 +164,8 @@ class Supervisor:
 
         place: where its processes live. Who gives it clears or closes it afterwards, and calls
             ``over`` when the run does not go on; without one, all that is done here.
-        Raises the error of the worker that failed first when one fails.
+        Raises the error of the worker that failed first when one fails, and MachinesChange when the
+        run is to go on with other machines.
         """
         if place is None:
             async with KeptSite(self._job) as own:
@@ -187,6 +175,8 @@ class Supervisor:
             site = await place.open(self._service())
             self._homecoming = place.homecoming
             await self._attempt(site)
+            if self._moves_on and not self._stopping:
+                raise MachinesChange("the run goes on with other machines", where="supervisor")
             if self._homecoming is not None:
                 await self._homecoming.bring_all()
             run_directory.remove_earlier_end(self._job.directory)
@@ -214,15 +204,17 @@ class Supervisor:
         """Starts and watches the processes of the site, until the run is over."""
         self._site = site
         site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-        self._leaving = self._make_leaving(site)
+        self.changes = MachineChanges(
+            job=self._job,
+            site=site,
+            note=self._display.note,
+            save=lambda: self._ask_to_save(site),
+        )
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
-        watchers += [self._leaving.watch(name) for name, one in site.nodes.items() if one.let_go]
-        if site.has_processes and (len(site.nodes) > 1 or site.newcomers is not None):
-            watchers.append(self._leaving.look())
+        if len(site.nodes) > 1 or site.newcomer is not None:
+            watchers.append(self.changes.watch())
         if site.has_processes:
             watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
-        if self._job.grows(site):
-            watchers.append(self._take_newcomers(site))
         parts = [asyncio.ensure_future(part) for part in (self._start(site), *watchers)]
         watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
@@ -237,65 +229,6 @@ class Supervisor:
             for part in parts:
                 part.cancel()
             await asyncio.gather(watch, *parts, return_exceptions=True)
-            await self._leaving.close()
-
-    def _make_leaving(self, site: Site) -> LeavingNodes:
-        rollout = self._job.plan.settings.roles.get(ROLLOUT)
-        return LeavingNodes(
-            directory=self._job.directory,
-            site=site,
-            homecoming=self._homecoming,
-            controllers=self._controllers,
-            expendable=self._expendable,
-            lost=self._lost_nodes,
-            least=(rollout and rollout.least) or 1,
-            host=lambda node: self._job.placed.host(node),
-            note=self._display.note,
-            is_up=self._ready,
-        )
-
-    async def _take_newcomers(self, site: Site) -> None:
-        """Takes machines that come into the run; raises what ends the run of what is there then."""
-        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def ended(watcher: asyncio.Future[None]) -> None:
-            self._new_watchers.discard(watcher)
-            if not watcher.cancelled() and (error := watcher.exception()) and not failed.done():
-                failed.set_exception(error)
-
-        def admitted(come: Come) -> None:
-            self._job = come.job
-            self._expendable[come.facts.name] = come.replicas
-            self._undrawn[come.facts.name] = come
-            names = (come.facts.name, *come.replicas)
-            watchers = [self._watch(site.nodes[come.facts.name].agent)]
-            if self._leaving is not None and site.nodes[come.facts.name].let_go:
-                watchers.append(self._leaving.watch(come.facts.name))
-            watchers += [self._look_after(site, name) for name in names]
-            for watcher in map(asyncio.ensure_future, watchers):
-                self._new_watchers.add(watcher)
-                watcher.add_done_callback(ended)
-
-        await self._ready.wait()
-        self._newcomers = RunNewcomers(
-            self._job,
-            site,
-            self._homecoming,
-            self._controllers,
-            self._lost_nodes,
-            admitted,
-            self._display.note,
-        )
-        taking = asyncio.ensure_future(self._newcomers.run())
-        try:
-            await asyncio.wait({taking, failed}, return_when=asyncio.FIRST_COMPLETED)
-            await (taking if taking.done() else failed)
-            await failed  # no more machines come, and those that have come are watched
-        finally:
-            for watcher in (taking, *self._new_watchers):
-                watcher.cancel()
-            await asyncio.gather(taking, *self._new_watchers, return_exceptions=True)
-            failed.cancel()
 
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
@@ -309,7 +242,6 @@ class Supervisor:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
-        self._expendable.update(self._job.expendable(site))
         await provide(self._job, site, self._display.phase)
         resumed = await self._keeper.enter(
             site, self._job.resumed, self._job.shards, self._homecoming
@@ -359,8 +291,6 @@ class Supervisor:
             supervisor=handshake.versions(request.versions.plugins),
         )
         self._waiting.discard(request.name)
-        if self._newcomers is not None:
-            self._newcomers.up(request.name)
         log.info("%s is up, pid %s", request.name, request.pid)
         if not self._waiting and not self._ready.is_set():
             self._ready.set()
@@ -386,14 +316,12 @@ class Supervisor:
     async def _ask_agents(self, endpoint: Endpoint[Nothing, Reply]) -> dict[str, Reply]:
         """Asks the agents of all nodes at once, and returns node -> what its agent answered.
 
-        A node without which the run goes on may be lost meanwhile. An agent that is late is left
-        out: whether it hangs is found out by ``_look_after``, which ends it then.
+        An agent that is late is left out: whether it hangs is found out by ``_look_after``, which
+        ends it then.
         """
         if self._site is None:
             return {}
-        nodes = {
-            name: node for name, node in self._site.nodes.items() if name not in self._lost_nodes
-        }
+        nodes = self._site.nodes
         calls = (node.agent.call(endpoint, Nothing()) for node in nodes.values())
         answers = await asyncio.gather(*calls, return_exceptions=True)
         heard: dict[str, Reply] = {}
@@ -402,41 +330,14 @@ class Supervisor:
                 heard[name] = answer
             elif isinstance(answer, DeadlineExceeded):
                 log.warning("%s is late: %s", name, answer)
-            elif not (isinstance(answer, WorkerDied) and self._is_expendable(name)):
+            else:
                 raise answer
         return heard
-
-    @property
-    def has_other_nodes(self) -> bool:
-        """Whether a node is lost without which the attempt went on, or one has come."""
-        return bool(self._lost_nodes) or self._n_come > 0
-
-    @property
-    def _n_come(self) -> int:
-        """How many machines have come within the attempt."""
-        return 0 if self._newcomers is None else self._newcomers.n_come
-
-    def _is_idle(self, node: str) -> bool:
-        """Whether nothing of the run is on a node but its agent."""
-        site = self._site
-        return site is not None and node != site.home and node not in site.where.values()
-
-    def _is_expendable(self, node: str) -> bool:
-        """Whether the attempt may go on without a node."""
-        return self._is_idle(node) or node in self._expendable
-
-    def _is_lost(self, process: str) -> bool:
-        """Whether a process, or an agent, is of a node without which the attempt goes on."""
-        site = self._site
-        node = process if site is None else site.where.get(process, process)
-        return node in self._lost_nodes
 
     async def failed(self, request: RemoteFailure, call: Call) -> Nothing:
         """Notes the error that ends a worker."""
         error = from_wire(request)
-        process = str(error.facts.get("process", ""))
-        if self._newcomers is None or not self._newcomers.fails(process, error):
-            self._errors.append(error)
+        self._errors.append(error)
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
@@ -444,8 +345,6 @@ class Supervisor:
 
         From then on it is handled like any process that was lost.
         """
-        if self._is_lost(request.name):
-            return Nothing()
         log_file = run_files.log_path(self._job.directory, request.name)
         self._restarts.hung(request.name, request.waiter, request.what)
         self._display.note(
@@ -474,31 +373,9 @@ class Supervisor:
 
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
-            self._say_who_draws(request)
 
         await self._once.join(("published", request.version), 0, None, act)
         return Nothing()
-
-    async def freed(self, request: FreedNodes, call: Call) -> Nothing:
-        """Notes that no shard asks the replicas of machines any more that are about to leave."""
-
-        async def act(_: list[None]) -> None:
-            if self._leaving is not None:
-                self._leaving.freed(request.names)
-
-        await self._once.join(("freed", tuple(request.names)), 0, None, act)
-        return Nothing()
-
-    def _say_who_draws(self, published: Published) -> None:
-        """Says of machines that have come that they hold the weights, and draw from now on."""
-        for name, come in list(self._undrawn.items()):
-            if set(come.replicas) <= set(published.replicas):
-                host = self._job.placed.host(name)
-                replicas = ", ".join(come.replicas)
-                self._display.note(
-                    f"{host} has come with {replicas}; it draws from step {published.version} on"
-                )
-                del self._undrawn[name]
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
         """Handles the report of a step that has ended, once, however often it comes."""
@@ -519,7 +396,6 @@ class Supervisor:
         report = request.report
         site = self._site
         await self._add_usage(site, report)
-        self._count_machines(report)
         self._keeper.reported(report)
         news = self._metrics.unwritten(report)
         if report.step > self._run.resumed_from:
@@ -530,9 +406,8 @@ class Supervisor:
         if report.samples and self._evaluated is not None:
             home = site.home_node
             reader = StoreReader(home.store, site.home, site.secret, home.agent)
-            with self._without_lost():
-                rows = await shown_rows(report.samples, reader, self._evaluated)
-                run_directory.write_samples(self._job.directory, report.step, rows)
+            rows = await shown_rows(report.samples, reader, self._evaluated)
+            run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(
                 self._job.directory, {"step": report.step, **request.ledger}
@@ -543,9 +418,8 @@ class Supervisor:
             self._display.note(f"step {report.step}: {note}")
         if news is not None:
             self._observers.step_end(self._run, news)
-        if self._leaving is not None:
-            await self._leaving.step_ended()
         await self._save_if_asked(site)
+        await self._move_on_if_due(site, report.step)
 
     def _tell_failures(self, report: StepReport) -> None:
         """Shows what a step or its evaluation leaves out of its means."""
@@ -559,14 +433,6 @@ class Supervisor:
                     "a reward failed on them; its means leave them out"
                 )
 
-    def _count_machines(self, report: StepReport) -> None:
-        """Adds how many machines are lost, have left and have come to the metrics."""
-        left = set() if self._leaving is None else self._leaving.left
-        lost = self._lost_nodes.intersection(self._expendable) - left
-        for name, count in (("lost", len(lost)), ("left", len(left)), ("come", self._n_come)):
-            if count:
-                report.metrics[f"nodes/{name}"] = float(count)
-
     async def _save_if_asked(self, site: Site) -> None:
         """Has the lead save the run at the end of a step, where a file in its directory asks."""
         request = self._job.directory / run_files.SAVE
@@ -579,15 +445,22 @@ class Supervisor:
                 "a checkpoint was asked for; it is saved at the end of the next step"
             )
 
-    @contextlib.contextmanager
-    def _without_lost(self) -> Iterator[None]:
-        """Goes on without samples that were on a machine without which the attempt goes on."""
-        try:
-            yield
-        except WorkerDied as error:
-            if not self._is_expendable(str(error.facts.get("process"))):
-                raise
-            log.warning("no samples are shown: %s", error)
+    async def _ask_to_save(self, site: Site) -> None:
+        """Has the lead save the run at the end of the step that runs."""
+        await self._ready.wait()
+        with contextlib.suppress(GcoreError):
+            await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
+
+    async def _move_on_if_due(self, site: Site, step: int) -> None:
+        """Has the lead end, where the attempt is to end at a checkpoint and this step has one.
+
+        The lead then finishes the save that it has begun. Not behind the run's last step.
+        """
+        is_due = self.changes is not None and self.changes.is_due and self._keeper.saves(step)
+        if is_due and step < self._run.steps and not self._moves_on:
+            self._moves_on = True
+            with contextlib.suppress(GcoreError):
+                await site.network.peer(LEAD).call(STOP_RUN, Nothing())
 
     async def _add_usage(self, site: Site, report: StepReport) -> None:
         """Adds the CPU time and memory that every process of every node has used to the metrics.
@@ -602,7 +475,7 @@ class Supervisor:
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
         for node in site.nodes:
-            if node in self._usage and node not in self._lost_nodes:
+            if node in self._usage:
                 cpu_s |= self._usage[node].cpu_s
                 memory_mib |= self._usage[node].memory_mib
         if site.has_processes:
@@ -620,73 +493,17 @@ class Supervisor:
         """
         try:
             async for exited in agent.stream(EXITS, Nothing()):
-                if not self._has_left(agent.name):
-                    await self._exited(exited)
+                await self._exited(exited)
         except WorkerDied as error:
-            if self._has_left(agent.name):
-                return
-            if error.where == agent.name and await self._goes_on_without(agent.name):
-                return
             if error.where == agent.name:
                 error.why = "the workers of its node end with it, and so does the store"
                 error.todo = f"its log: {run_files.log_path(self._job.directory, agent.name)}"
             raise
 
-    def _has_left(self, node: str) -> bool:
-        return self._leaving is not None and node in self._leaving.left
-
-    async def _goes_on_without(self, node: str) -> bool:
-        """Whether the attempt goes on without a lost node; sees to it, and says so.
-
-        It does without a node that has nothing of the run. It does without an expendable one
-        (``Job.expendable``) when every controller goes on and enough replicas are left.
-        """
-        site = self._site
-        if site is None:
-            return False
-        if self._is_idle(node):
-            self._lost_nodes.add(node)
-            self._note(f"{node} is lost, and nothing of the run is there")
-            return True
-        if node not in self._expendable or not self._ready.is_set():
-            return False
-        least = self._job.plan.settings.roles[ROLLOUT].least or 1
-        if replicas_left(site.where, {*self._lost_nodes, node}) < least:
-            return False
-        self._lost_nodes.add(node)
-        if self._homecoming is not None:
-            self._homecoming.lose(node)
-        names = sorted(self._controllers)
-        answers = await asyncio.gather(*(self._tell_lost(site, name, node) for name in names))
-        if not all(answers):
-            self._lost_nodes.discard(node)
-            return False
-        host = self._job.placed.host(node)
-        processes = ", ".join(self._expendable[node])
-        self._note(f"{host} is lost with {processes}; the step goes on without it")
-        self._end_lost(site, node)
-        return True
-
     def _note(self, text: str) -> None:
         """Says something in the terminal and in the supervisor's log."""
         log.warning("%s", text)
         self._display.note(text)
-
-    async def _tell_lost(self, site: Site, controller: str, node: str) -> bool:
-        """Tells a controller of a lost node; returns whether it goes on without it."""
-        try:
-            peer = site.network.peer(controller)
-            return (await insist(peer, LOSE_NODE, LostNode(node))).goes_on
-        except WorkerDied:
-            return controller not in self._controllers  # it has ended, as it should
-
-    def _end_lost(self, site: Site, node: str) -> None:
-        """Ends what leads to a lost node, and so its agent, if that lives on somewhere."""
-        end_agent = site.nodes[node].end_agent
-        if end_agent is not None:
-            ending = asyncio.ensure_future(end_agent())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
 
     async def _look_after(self, site: Site, name: str) -> None:
         """Calls one process again and again, and kills it when it no longer answers.
@@ -701,7 +518,7 @@ class Supervisor:
         patience_s = site.network.deadlines.seconds(wait)
         if not is_agent:
             await self._ready.wait()
-        while not self._is_lost(name):
+        while True:
             try:
                 await site.network.peer(name).call(ALIVE, None, deadline_s=patience_s)
             except DeadlineExceeded as error:
@@ -713,11 +530,12 @@ class Supervisor:
     async def _exited(self, exited: WorkerExit) -> None:
         """Handles one exit. The run is over when all controllers have ended without an error.
 
-        When the run is being stopped, the end of the lead is enough.
+        When the run is being stopped, or moves on, the end of the lead is enough.
         """
         if exited.code == 0 and exited.name in self._controllers:
             self._controllers.discard(exited.name)
-            if not self._controllers or (self._stopping and exited.name == LEAD):
+            ends_early = self._stopping or self._moves_on
+            if not self._controllers or (ends_early and exited.name == LEAD):
                 self._end()
             return
         reason = f"ended with {_code(exited.code)}"
@@ -750,11 +568,7 @@ class Supervisor:
         error it ends.
         """
         if self._site is not None and len(self._site.nodes) > 1:
-            agents = (
-                node.agent
-                for name, node in self._site.nodes.items()
-                if name not in self._lost_nodes
-            )
+            agents = (node.agent for node in self._site.nodes.values())
             with contextlib.suppress(DeadlineExceeded):
                 await asyncio.gather(*(agent.call(ALIVE, None) for agent in agents))
 

@@ -844,60 +844,6 @@ class Hung(Message):
     what: str
 
 
-class LostNode(Message):
-    """Says that a machine is lost, or leaves, which has only generators and scorers of the run.
-
-    name: of its node agent.
-    """
-
-    name: str
-
-
-class LostNodeReply(Message):
-    """Says whether a step program goes on without a machine that is lost or leaves."""
-
-    goes_on: bool
-
-
-class Stay(Message):
-    """Refuses an agent that has asked to leave. why: for a person."""
-
-    why: str
-
-
-class FreedNodes(Message):
-    """Says of machines that leave that no shard asks their generators any more.
-
-    names: of their agents.
-    """
-
-    names: list[str]
-
-
-class MeetNode(Message):
-    """Says that a machine has come, to an agent of another one.
-
-    name: of its node agent.
-    bulk: the address at which it serves content to others.
-    """
-
-    name: str
-    bulk: str
-
-
-class NewReplicas(Message):
-    """Says that replicas of the policy's generator are up on a machine that has come.
-
-    node: name of the machine's agent.
-    replicas: names of the replicas, with the numbers behind those of all that came before.
-    addresses: name of a process of the machine -> its address, as others see it.
-    """
-
-    node: str
-    replicas: list[str]
-    addresses: dict[str, str]
-
-
 class KillRequest(Message):
     name: str
 
@@ -925,13 +871,9 @@ class StepEnd(Message):
 
 
 class Published(Message):
-    """Says that a version of the weights is published.
-
-    replicas: names of the policy's generators that hold it, in a run in which some may come.
-    """
+    """Says that a version of the weights is published."""
 
     version: int
-    replicas: list[str] = []
 
 
 class SpawnRequest(Message):
@@ -993,26 +935,18 @@ ANSWERED = Endpoint("answered", Answered, Nothing)
 HUNG = Endpoint("hung", Hung, Nothing)
 STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
-FREED = Endpoint("freed", FreedNodes, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
 CLEAR = Endpoint("clear", Nothing, Nothing)
-MEET_NODE = Endpoint("meet_node", MeetNode, Nothing)
 HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
-LEAVE = Endpoint("leave", Nothing, Nothing)
 LEAVING = StreamEndpoint("leaving", Nothing, Nothing, Wait.EVER)
-STAY = Endpoint("stay", Stay, Nothing)
 USAGE = Endpoint("usage", Nothing, UsageReply)
 METER = Endpoint("meter", MeterRequest, MeterReply)
 KILL = Endpoint("kill", KillRequest, Nothing)
 # of the lead
 STOP_RUN = Endpoint("stop_run", Nothing, Nothing)
 SAVE_RUN = Endpoint("save_run", Nothing, Nothing)
-# of every controller
-LOSE_NODE = Endpoint("lose_node", LostNode, LostNodeReply)
-LEAVE_NODE = Endpoint("leave_node", LostNode, LostNodeReply)
-ADMIT = Endpoint("admit", NewReplicas, Nothing)
 
 
 # -- files of nodes --------------------------------------------------------------------------------
@@ -1197,18 +1131,6 @@ class BlobRequest(Message):
     refs: list[Ref]
 
 
-class KeepRequest(Message):
-    """Asks a node to copy what other nodes have, and to keep the copies.
-
-    held: shard -> step of the records that have it. A copy stays until these shards need no record
-        of that step any more.
-    refs: what is copied.
-    """
-
-    held: dict[int, int]
-    refs: list[Ref]
-
-
 class MirrorRequest(Message):
     """Asks a receiver's own agent to bring a bucket of a push from another node.
 
@@ -1235,5 +1157,4 @@ SLAB = Endpoint("slab", SlabRequest, str)
 RELEASE = Endpoint("release", ReleaseRequest, Nothing)
 BLOB = Endpoint("blob", BlobRequest, list[Ref])
 FETCH = Endpoint("fetch", Ref, Ref)
-KEEP = Endpoint("keep", KeepRequest, list[Ref], Wait.WORK)
 MIRROR = Endpoint("mirror", MirrorRequest, str)

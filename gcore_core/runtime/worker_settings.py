@@ -199,10 +199,6 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     start_step, next_ordinal, state: what a resumed run goes on from.
     evaluated: the weights of ``start_step`` were evaluated before.
     carried: records that its shards had kept for the first step.
-    expendable: node whose loss the run survives -> the processes on it that controllers ask.
-    keepers: nodes that keep the records of those; none where no node is expendable.
-    stand_ins: scorer on an expendable node -> others of the same worker, which may do its work.
-    grows: further replicas may come within the run, on machines that come.
     """
 
     shard: int
@@ -236,10 +232,6 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     next_ordinal: int = 0
     state: dict[str, Any] = {}
     carried: list[Header] = []
-    expendable: dict[str, list[str]] = {}
-    keepers: list[str] = []
-    stand_ins: dict[str, list[str]] = {}
-    grows: bool = False
 
 
 #: Of workers whose backends are served by a shell.

@@ -109,11 +109,6 @@ def _owned(
     return task
 
 
-def keep_lives() -> None:
-    """Has every task belong to the life that starts it, from here on."""
-    asyncio.get_running_loop().set_task_factory(_owned)
-
-
 class Faults:
     """Makes weather with faults, which are drawn by a seed.
 
@@ -145,11 +140,7 @@ class Faults:
         self._network = network
         self._births = births
         self._buried = buried
-        keep_lives()
-
-    def forget(self, name: str) -> None:
-        """Kills a process no more, and starts it no more: it is lost with its machine."""
-        self._births.pop(name, None)
+        asyncio.get_running_loop().set_task_factory(_owned)
 
     async def travel(self, source: str, target: str, method: str) -> int:
         """Delays one message and returns how often it arrives: 0, 1 or 2 times."""
@@ -206,8 +197,6 @@ class Faults:
     async def _again(self, name: str, number: int) -> None:
         """Makes a new life of a process and has the network serve it."""
         await asyncio.sleep(self._random.uniform(0, DEAD_S))
-        if name not in self._births:
-            return  # its machine is lost
         await self._network.view(name).serve(name, self._births[name](Life(name, number)))
 
 

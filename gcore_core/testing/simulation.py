@@ -39,14 +39,12 @@ from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
     CARRIED,
     COMMIT_CHECKPOINT,
-    FREED,
     OPEN_CHECKPOINT,
     PUBLISHED,
     STEP_END,
     Carried,
     CheckpointPlace,
     CommitCheckpoint,
-    FreedNodes,
     Nothing,
     OpenCheckpoint,
     Published,
@@ -62,16 +60,16 @@ from gcore_core.runtime.shells.role_sampler import RoleSampler
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import SlabService
+from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, JobFacts, PlacementFacts
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
-from gcore_core.testing.simulated_nodes import SECRET, SimulatedNodes, replicas_of_nodes
 
 T = TypeVar("T")
 _Ts = TypeVarTuple("_Ts")
 Program = Callable[[SyncConfig, ControllerContext], Controller]
+SECRET = b"secret of a simulated run"
 #: A role that gives a column, and the column.
 TEACHER = "teacher"
 TEACHER_COLUMN = "teacher_logp"
@@ -247,11 +245,6 @@ class SimulatedJob:
     pushes: whether generators get the policy's weights.
     stop_after: the lead is told to stop when this step has been reported; -1: never.
     resumed: the checkpoint that the run goes on from.
-    generator_nodes: machines that the replicas are on, each with a store of its own; 0: they are on
-        that of everybody else.
-    loses_s: when one of these machines is lost, in virtual time; below 0: never.
-    comes_s: when a further machine comes, with two replicas, in virtual time; below 0: never.
-    leaves_s: when one of the machines is told to leave, in virtual time; below 0: never.
     """
 
     shards: int = 4
@@ -285,10 +278,6 @@ class SimulatedJob:
     evaluate_every: int = 0
     stop_after: int = -1
     resumed: CommitCheckpoint | None = None
-    generator_nodes: int = 0
-    loses_s: float = -1.0
-    comes_s: float = -1.0
-    leaves_s: float = -1.0
 
 
 @dataclass
@@ -329,8 +318,6 @@ class Outcome:
     published: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for a person
     checkpoints: list[CommitCheckpoint] = field(default_factory=list)
-    lost: str = ""  # the machine that was lost
-    left: str = ""  # the machine that has left
 
 
 class _RecordingTrainer(fake.FakeTrainer):
@@ -459,21 +446,22 @@ async def simulate(
     """
     network = InlineNetwork(weather)
     outcome = Outcome()
-    nodes = SimulatedNodes(network, job, store)
-    slabs = nodes.slabs["node0"]
+    spill = store.with_name(f"{store.name}-spill")
+    spec = StoreSpec(
+        node="node0", directory=str(store), spill=str(spill), budget_bytes=job.store_bytes
+    )
+    slabs = SlabService(spec, SECRET)
     stopping = asyncio.Event()
-    await _serve_supervisor(network, job, outcome, slabs, store, stopping, nodes)
+    await _serve_supervisor(network, job, outcome, slabs, store, stopping)
     policy = WorkerContext(role="policy", given=(TEACHER_COLUMN,) if job.annotators else ())
     ranks = [_RecordingTrainer(outcome, policy, rank) for rank in range(job.ranks)]
     if job.resumed is not None:
         for rank in ranks:
             rank.load(_saved(store, job.resumed.step))
-    births = _births(network, job, store, outcome, nodes)
+    births = _births(network, job, store, outcome)
     await _serve_ranks(network, job, store, ranks)
-    await nodes.serve()
     if isinstance(weather, Faults):
-        await weather.begin(network, births, nodes.buried)
-    coming = {name: births.pop(name) for name in nodes.coming}
+        await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
     contexts = [_context(network, job, shard) for shard in range(job.shards)]
@@ -482,16 +470,7 @@ async def simulate(
     for controller in controllers:
         if isinstance(controller, StepProgram):
             _witness(controller, outcome)
-    births |= coming
-    losing = asyncio.ensure_future(nodes.lose_one(contexts, weather))
-    arriving = asyncio.ensure_future(nodes.have_one_come(contexts, births))
-    leaving = asyncio.ensure_future(nodes.have_one_leave(contexts, weather))
     await _run_all(controllers, lead_stops, stopping)
-    losing.cancel()
-    arriving.cancel()
-    leaving.cancel()
-    outcome.lost = nodes.lost
-    outcome.left = nodes.left
     outcome.logits = [float(value) for rank in ranks for value in rank._logits]
     outcome.virtual_s = asyncio.get_running_loop().time()
     return outcome
@@ -531,7 +510,6 @@ async def _serve_supervisor(
     slabs: SlabService,
     store: Path,
     stopping: asyncio.Event,
-    nodes: SimulatedNodes,
 ) -> None:
     async def step_end(request: StepEnd, call: Call) -> Nothing:
         if not outcome.reports or outcome.reports[-1].step != request.report.step:
@@ -540,11 +518,6 @@ async def _serve_supervisor(
         outcome.notes += request.notes
         if request.report.step == job.stop_after:
             stopping.set()
-        nodes.step_ended()
-        return Nothing()
-
-    async def freed(request: FreedNodes, call: Call) -> Nothing:
-        nodes.freed = request.names
         return Nothing()
 
     async def published(request: Published, call: Call) -> Nothing:
@@ -569,7 +542,6 @@ async def _serve_supervisor(
     service = LastingService("supervisor")
     service.add(STEP_END, step_end)
     service.add(PUBLISHED, published)
-    service.add(FREED, freed)
     service.add(CARRIED, carried)
     service.add(OPEN_CHECKPOINT, open_checkpoint)
     service.add(BEGIN_CHECKPOINT, begin_checkpoint)
@@ -606,17 +578,18 @@ def _births(
     job: SimulatedJob,
     store: Path,
     outcome: Outcome,
-    nodes: SimulatedNodes,
 ) -> dict[str, Callable[[Life], MortalService]]:
     """Returns process -> a function that makes its service anew, without any earlier state."""
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
     processes = itertools.count(1)
-    for name in [f"rollout.{i}" for i in range(job.replicas)] + nodes.coming:
-        born[name] = lambda life: _generator(network, job, nodes, life, next(processes), outcome)
+    for i in range(job.replicas):
+        born[f"rollout.{i}"] = lambda life: _generator(
+            network, job, store, life, next(processes), outcome
+        )
     for i in range(job.judges):
         born[f"judge.{i}"] = lambda life: _generator(
-            network, job, nodes, life, next(processes), outcome
+            network, job, store, life, next(processes), outcome
         )
     for i in range(job.scorers):
 
@@ -662,14 +635,14 @@ def _births(
 
 
 def _reader(network: InlineNetwork, name: str, store: Path) -> StoreReader:
-    """Returns what a process of the first node reads with, also what other nodes have."""
+    """Returns what a process reads with."""
     return StoreReader(store, "node0", SECRET, network.view(name).peer("supervisor"))
 
 
 def _generator(
     network: InlineNetwork,
     job: SimulatedJob,
-    nodes: SimulatedNodes,
+    store: Path,
     life: Life,
     process: int,
     outcome: Outcome,
@@ -678,7 +651,9 @@ def _generator(
     role, _, number = life.name.partition(".")
     drawing = fake.FakeGeneratorConfig(max_new_tokens=job.max_new_tokens, late_end=job.late_end)
     backend = _RecordingGenerator(outcome, drawing, WorkerContext(role=role, rank=int(number)))
-    writer = nodes.writer(life)
+    writer = StoreWriter(
+        store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
+    )
     trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
     settings = GeneratorSettings(
         run=Run(seed=job.seed, deterministic=job.deterministic),
@@ -764,9 +739,6 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         start_step=resumed.step if resumed else 0,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,
-        expendable=replicas_of_nodes(job),
-        keepers=["supervisor"] if job.generator_nodes or job.comes_s >= 0 else [],
-        grows=job.comes_s >= 0,
     )
     factories = {
         "advantage": FactorySpec(

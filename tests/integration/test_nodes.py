@@ -82,12 +82,7 @@ def wait_until(holds: Callable[[], bool], within_s: float = LONG_S) -> float:
 class TestTwoNodes(LauncherContract):
     @pytest.fixture
     def launcher(self, two: tuple[Machine, Machine]) -> Any:
-        self.second = two[1]
         return launcher(*two)
-
-    def come(self, launcher: Any) -> None:
-        """The agent of a machine is killed; then the machine is one that may come."""
-        self.second.run(["pkill", "-KILL", "-f", "gcore_core.runtime.process.agent"])
 
 
 def test_what_is_secret_is_in_no_argument_environment_or_log(

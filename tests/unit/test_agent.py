@@ -129,7 +129,6 @@ async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for
 
 
 async def test_every_reader_of_exits_gets_all_of_them(tmp_path: Path) -> None:
-    """A newcomer's are read while it starts, and again when it has been taken in."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 3\n")
     python.chmod(0o700)

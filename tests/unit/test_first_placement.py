@@ -91,8 +91,7 @@ def test_devices_are_numbered_through_and_workers_get_their_nodes_numbers(tmp_pa
     assert [placed.local_devices("rollout", rank) for rank in range(2)] == [(0,), (1,)]
 
 
-def test_scorers_take_the_nodes_in_turn_and_controllers_those_of_trainers(tmp_path: Path) -> None:
-    """A machine that has neither a trainer nor a controller can be lost within a step."""
+def test_scorers_and_controllers_take_the_nodes_in_turn(tmp_path: Path) -> None:
     plan = planned(tmp_path, "controller.shards=3", "rewards.letters.workers=2")
     job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, two_nodes(1)))
     where = job.where()
@@ -102,7 +101,7 @@ def test_scorers_take_the_nodes_in_turn_and_controllers_those_of_trainers(tmp_pa
     }
     assert numbered == {
         "controller.0": "agent.0",
-        "controller.1": "agent.0",
+        "controller.1": "agent.1",
         "controller.2": "agent.0",
         "scorer.0": "agent.0",
         "scorer.1": "agent.1",

@@ -127,29 +127,6 @@ async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path
         assert at_home.read_text() == "it began\nit ends\n"
 
 
-async def test_what_a_node_writes_that_comes_later_comes_home_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the run began on one disk, where two that come share one, and on home's own."""
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    places = {"agent.0": "home", "agent.1": "one", "agent.2": "one", "agent.3": "home"}
-    with disks(tmp_path, places) as site:
-        homecoming = opened(site)
-        later = {name: site.nodes.pop(name) for name in ("agent.1", "agent.2", "agent.3")}
-        async with homecoming:
-            for name, node in later.items():
-                site.nodes[name] = node
-                await homecoming.add(name)
-            append(run_on(site, "agent.2") / "logs" / "rollout.2.log", "a line\n")
-            at_home = run_on(site, "agent.0") / "logs" / "rollout.2.log"
-            await comes(at_home.exists)
-            homecoming.lose("agent.1")
-            append(run_on(site, "agent.2") / "logs" / "rollout.2.log", "another\n")
-            await comes(lambda: at_home.read_text().endswith("another\n"))
-        assert at_home.read_text() == "a line\nanother\n"
-        assert not (run_on(site, "agent.0") / MARKERS).exists()
-
-
 async def test_nodes_that_share_a_disk_with_each_other_bring_it_once(tmp_path: Path) -> None:
     with disks(tmp_path, {"agent.0": "home", "agent.1": "far", "agent.2": "far"}) as site:
         async with opened(site) as homecoming:

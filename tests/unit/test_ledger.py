@@ -337,8 +337,6 @@ def test_a_critique_is_that_of_the_first_reward_whichever_answers_first() -> Non
     assert ledger.critique(0, 1, names) == ""
     ledger.scored(score(0, 0, "judge"), set(names))
     assert ledger.critique(0, 0, names) == "style says so"
-    ledger.forget(lambda header: header.sample == 0, {0})
-    assert ledger.critique(0, 0, names) == ""
 
 
 def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:

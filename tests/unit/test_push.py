@@ -821,8 +821,6 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
         supervisor=Peer(),
         annotators={},
         facts=SimpleNamespace(run=Run(), learners={}, shards=1),
-        keepers=[],
-        newcomers=None,
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]

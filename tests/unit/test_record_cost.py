@@ -19,7 +19,6 @@ from gcore_core.contract.records import (
     Ref,
 )
 from gcore_core.contract.run_files import Asked, Record
-from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.runtime.messages import Extra, TrainItem
 from gcore_core.runtime.rpc.wire import Frame
 
@@ -54,18 +53,6 @@ def test_a_header_that_came_is_unknown_to_the_garbage_collector() -> None:
     header = Header(1, 2, 3, 4, rewards={"judged": 1.0}, columns=REF, media={"image": REF})
     came = msgspec.msgpack.decode(msgspec.msgpack.encode([header]), type=list[Header])
     assert not gc.is_tracked(came[0])
-
-
-def test_a_record_is_lost_from_the_moment_when_its_machine_is() -> None:
-    lost = LostNodes({"node0": ["rollout.0"]})
-    lost.add("node1", ["rollout.1"])
-    lost.survivable = True
-    header = Header(1, 2, 3, 4, columns=REF)
-    assert not lost.holds(header)
-    assert lost.lose("node1")
-    assert not lost.holds(header)
-    assert lost.lose("node0")
-    assert lost.holds(header)
 
 
 def test_a_row_is_the_same_when_it_is_asked_again() -> None:

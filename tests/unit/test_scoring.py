@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.records import Header, RecordScore
-from gcore_core.controllers.lost_nodes import LostNodes
 from gcore_core.controllers.window import scoring
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import TRAIN, ScoreRequest
@@ -51,7 +50,6 @@ def judge(ledger: Ledger, arrivals: list[list[Header]], *, in_turns: bool) -> tu
         facts=SimpleNamespace(rewards=["one", "whole"], of_groups=["whole"]),
         scorers=[(single, ["one"]), (of_groups, ["whole"])],
         trace=SimpleNamespace(scored=lambda scores: None),
-        lost=LostNodes(),
     )
     awake = SimpleNamespace(in_turns=in_turns, version=0, judges=dict)
 
@@ -90,7 +88,6 @@ def test_records_that_end_together_are_scored_in_one_request(ledger: Ledger) -> 
         facts=SimpleNamespace(rewards=["one"], of_groups=[]),
         scorers=[(scorer, ["one"])],
         trace=SimpleNamespace(scored=lambda scores: None),
-        lost=LostNodes(),
     )
     awake = SimpleNamespace(in_turns=False, version=0, judges=dict)
     headers = [header for ordinal in range(2) for header in headers_of(ordinal)]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,8 +20,7 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import SAVE
 from gcore_core.run.supervisor import Supervisor, _code
-from gcore_core.runtime.messages import USAGE, LostNodeReply, UsageReply, WorkerExit
-from gcore_core.runtime.rpc.retry import gone
+from gcore_core.runtime.messages import USAGE, UsageReply, WorkerExit
 
 
 class Attempt:
@@ -31,7 +29,8 @@ class Attempt:
     def __init__(self) -> None:
         run = SimpleNamespace(patience_s=600.0)
         plan = SimpleNamespace(settings=SimpleNamespace(run=run))
-        self._job = SimpleNamespace(plan=plan, where=dict, grows=lambda site: False)
+        self._job = SimpleNamespace(plan=plan, where=dict)
+        self._display = SimpleNamespace(note=None)
         self._over = asyncio.get_running_loop().create_future()
 
     async def _start(self, site: Any) -> None:
@@ -45,16 +44,13 @@ class Attempt:
 
     async def _keep_newest(self, site: Any) -> None: ...
 
-    def _make_leaving(self, site: Any) -> Any:
-        return SimpleNamespace(close=AsyncMock())
-
 
 async def test_nothing_of_a_failed_attempt_runs_beside_the_next_one() -> None:
     """It would read the exits of the next one's workers, and kill those that begin slowly."""
     site: Any = SimpleNamespace(
         network=SimpleNamespace(),
         nodes={"agent.0": SimpleNamespace(agent=None, let_go=None)},
-        newcomers=None,
+        newcomer=None,
         where={"rollout.0": "agent.0"},
         has_processes=True,
     )
@@ -98,7 +94,6 @@ class Exits:
         self._observers = SimpleNamespace(worker_failed=lambda run, failure: None)
         self._run = None
         self._job = SimpleNamespace(directory=Path("run"))
-        self._lost_nodes = set[str]()
         self._errors = [DataError("connection closed by peer", where="policy.0")]
         self._site = SimpleNamespace(
             nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents}
@@ -122,77 +117,29 @@ async def test_an_error_that_comes_of_a_lost_machine_is_not_the_cause(
 
 
 class Watch:
-    """What ``Supervisor._watch`` and ``_ask_agents`` use of a supervisor on two machines.
+    """What ``Supervisor._watch`` and ``_ask_agents`` use of a supervisor on several machines."""
 
-    busy: where its workers are.
-    """
-
-    _is_idle = Supervisor._is_idle
-    _is_expendable = Supervisor._is_expendable
-    _is_lost = Supervisor._is_lost
-    _goes_on_without = Supervisor._goes_on_without
-    _note = Supervisor._note
-    _has_left = Supervisor._has_left
-    _tell_lost = Supervisor._tell_lost
-    _end_lost = Supervisor._end_lost
     _watch = Supervisor._watch
     _ask_agents = Supervisor._ask_agents
 
-    def __init__(self, busy: str, *agents: Agent) -> None:
-        self._lost_nodes = set[str]()
-        self._leaving = None
-        self._expendable: dict[str, list[str]] = {}
-        self._homecoming = None
-        self._ready = asyncio.Event()
-        self._controllers = {"controller.0"}
-        self.notes: list[str] = []
-        self._display = SimpleNamespace(note=self.notes.append)
+    def __init__(self, *agents: Agent) -> None:
         self._job = SimpleNamespace(directory=Path("run"))
         self._site = SimpleNamespace(
-            home="agent.0",
-            where={"policy.0": "agent.0", "rollout.0": busy},
-            nodes={agent.name: SimpleNamespace(agent=agent, end_agent=None) for agent in agents},
+            nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents}
         )
 
 
-class _Controller:
-    """Answers whether it goes on without a lost machine; None: it has ended."""
+class _Lead:
+    """Notes what it is asked."""
 
-    def __init__(self, answer: bool | None) -> None:
-        self._answer = answer
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
-    def peer(self, name: str) -> _Controller:
+    def peer(self, name: str) -> _Lead:
         return self
 
-    async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
-        if self._answer is None:
-            raise gone("controller.0")
-        return LostNodeReply(self._answer)
-
-
-def _losing(answer: bool | None = True, *, least: int | None = None, elsewhere: int = 1) -> Any:
-    """Makes a supervisor whose machine agent.1 has one replica, and agent.0 ``elsewhere``."""
-    watch: Any = Watch("agent.1", Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True))
-    watch._site.where |= {f"rollout.{1 + i}": "agent.0" for i in range(elsewhere)}
-    watch._site.network = _Controller(answer)
-    watch._expendable = {"agent.1": ["rollout.0"]}
-    roles = {"rollout": SimpleNamespace(least=least)}
-    watch._job.plan = SimpleNamespace(settings=SimpleNamespace(roles=roles))
-    watch._job.placed = SimpleNamespace(host={"agent.1": "node2"}.get)
-    watch._ready.set()
-    return watch
-
-
-async def test_a_step_goes_on_without_a_lost_machine_of_generators(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    losing = _losing()
-    assert await losing._ask_agents(USAGE) == {"agent.0": None}  # also before it is noticed
-    await losing._watch(losing._site.nodes["agent.1"].agent)
-    assert losing.notes == ["node2 is lost with rollout.0; the step goes on without it"]
-    assert losing.notes[0] in caplog.messages  # the log of the run has it, too
-    assert losing._is_lost("rollout.0") and losing._is_lost("agent.1")
-    assert not losing._is_lost("policy.0")
+    async def call(self, endpoint: Any, request: Any) -> Any:
+        self.asked.append(endpoint.name)
 
 
 class _Measured(Agent):
@@ -210,7 +157,7 @@ class _Measured(Agent):
 async def test_a_step_is_reported_although_an_agent_measures_too_late() -> None:
     """What it said last stands for it, so that seconds so far never shrink."""
     agents = [_Measured(f"agent.{i}", is_lost=False) for i in range(2)]
-    watch: Any = Watch("agent.1", *agents)
+    watch: Any = Watch(*agents)
     watch._usage = {}
     watch._site.has_processes = False
     told: list[float] = []
@@ -222,48 +169,39 @@ async def test_a_step_is_reported_although_an_agent_measures_too_late() -> None:
     assert told == [1.0 + 1.0, 2.0 + 1.0, 3.0 + 1.0, 4.0 + 4.0]
 
 
-@pytest.mark.parametrize(
-    "losing",
-    [
-        pytest.param(lambda: _losing(False), id="its program does not go on"),
-        pytest.param(lambda: _losing(None), id="a controller is lost, too"),
-        pytest.param(lambda: _losing(elsewhere=0), id="no replica is left"),
-        pytest.param(lambda: _losing(least=2), id="too few are left"),
-    ],
-)
-async def test_an_attempt_ends_where_a_step_cannot_go_on(losing: Callable[[], Any]) -> None:
-    supervisor = losing()
+async def test_a_lost_machine_ends_the_attempt_whatever_was_there() -> None:
+    watch: Any = Watch(Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True))
+    with pytest.raises(WorkerDied):
+        await watch._ask_agents(USAGE)
     with pytest.raises(WorkerDied) as error:
-        await supervisor._watch(supervisor._site.nodes["agent.1"].agent)
+        await watch._watch(watch._site.nodes["agent.1"].agent)
     assert "the workers of its node end with it" in error.value.why
-    assert not supervisor._lost_nodes
 
 
-async def test_a_machine_that_is_lost_while_the_run_starts_ends_the_attempt() -> None:
-    starting = _losing()
-    starting._ready.clear()
-    with pytest.raises(WorkerDied):
-        await starting._watch(starting._site.nodes["agent.1"].agent)
+async def test_an_attempt_that_moves_on_ends_behind_a_step_that_is_saved_and_not_the_last() -> None:
+    """The lead is told once, and finishes the save before it ends."""
+    saved = {3, 4, 9}
+    lead = _Lead()
+    changes = SimpleNamespace(is_due=False)
+    supervisor: Any = SimpleNamespace(
+        changes=changes,
+        _keeper=SimpleNamespace(saves=saved.__contains__),
+        _run=SimpleNamespace(steps=9),
+        _moves_on=False,
+    )
+    site: Any = SimpleNamespace(network=lead)
 
+    async def told(step: int) -> bool:
+        await Supervisor._move_on_if_due(supervisor, site, step)
+        return bool(lead.asked)
 
-async def test_a_lost_machine_on_which_nothing_runs_costs_nothing() -> None:
-    here, other = Agent("agent.0", is_lost=False), Agent("agent.1", is_lost=True)
-    idle: Any = Watch("agent.0", here, other)
-    assert await idle._ask_agents(USAGE) == {"agent.0": None}  # also before it is noticed
-    await idle._watch(other)
-    assert idle.notes == ["agent.1 is lost, and nothing of the run is there"]
-    assert await idle._ask_agents(USAGE) == {"agent.0": None}
-    assert other.calls == ["usage"]  # it is not asked any more
-
-    busy: Any = Watch("agent.1", here, other)
-    with pytest.raises(WorkerDied):
-        await busy._ask_agents(USAGE)
-    with pytest.raises(WorkerDied) as error:
-        await busy._watch(other)
-    assert "the workers of its node end with it" in error.value.why
-    home: Any = Watch("agent.1", Agent("agent.0", is_lost=True))
-    with pytest.raises(WorkerDied):
-        await home._watch(home._site.nodes["agent.0"].agent)
+    assert not await told(3), "the machines are the same"
+    changes.is_due = True
+    assert not await told(2), "it is not saved"
+    assert not await told(9), "the run ends here anyhow"
+    assert await told(4) and supervisor._moves_on
+    await told(4)
+    assert lead.asked == ["stop_run"]
 
 
 async def test_a_checkpoint_that_is_asked_for_is_promised_for_the_end_of_the_next_step(
@@ -271,7 +209,7 @@ async def test_a_checkpoint_that_is_asked_for_is_promised_for_the_end_of_the_nex
 ) -> None:
     """The lead has ended this step when it is told, and saves where the next one ends."""
     (tmp_path / SAVE).touch()
-    lead = _Controller(True)
+    lead = _Lead()
     notes: list[str] = []
     supervisor: Any = SimpleNamespace(
         _job=SimpleNamespace(directory=tmp_path), _display=SimpleNamespace(note=notes.append)

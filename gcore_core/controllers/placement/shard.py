@@ -22,15 +22,12 @@ from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
 from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
-from gcore_core.runtime.messages import FREED, FreedNodes
-from gcore_core.runtime.rpc.retry import insist
 
 
 class PlacementShard:
     """Says which replicas are awake, on one shard.
 
-    In a run whose policy moves nothing, every replica is awake in every rollout, except on machines
-    that are about to leave.
+    In a run whose policy moves nothing, every replica is awake in every rollout.
 
     A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
     and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
@@ -45,10 +42,6 @@ class PlacementShard:
 
     def __init__(self, context: ControllerContext) -> None:
         self._agree = context.agree.scope("placement")
-        self._lost = context.lost
-        self._newcomers = context.newcomers
-        self._may_leave = bool(context.facts.expendable)
-        self._supervisor = context.supervisor
         self._facts = context.facts.placement
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
@@ -88,10 +81,7 @@ class PlacementShard:
 
     @property
     def replicas(self) -> list[Peer]:
-        """The policy's generators that are awake and not lost with their machine, by number."""
-        return [peer for peer in self._sampling() if not self._lost.has(peer.name)]
-
-    def _sampling(self) -> list[Peer]:
+        """The policy's generators that are awake, by number."""
         return [self._peers[ROLLOUT][i] for i in self.awake.replicas[ROLLOUT]]
 
     def begin_rollout(self) -> None:
@@ -129,7 +119,6 @@ class PlacementShard:
             so here, since no push tells them.
         """
         if self._facts is None:
-            await self._change()
             await self._wake_all(release_before)
             return
         judges = [role for role in self._peers if role != ROLLOUT]
@@ -166,36 +155,6 @@ class PlacementShard:
         self.awake = msgspec.msgpack.decode(answer, type=Awake)
         self._judging = False
         self._arranged_s = clock()
-
-    async def _change(self) -> None:
-        """Takes in the replicas that have come, and takes out those of machines that leave.
-
-        Nothing moves in such a run. From here on the new ones are awake on every shard, and the
-        push that follows is their first. The others are asked nothing any more, on any shard.
-        """
-        newcomers = self._newcomers
-        if newcomers is None and not self._may_leave:
-            return
-
-        async def lead(_: list[bytes]) -> list[bytes]:
-            come = [] if newcomers is None else newcomers.take_waiting()
-            leave = self._lost.take_leaving()
-            return [msgspec.msgpack.encode((come, leave))] * self._agree.shards
-
-        answer = await self._agree.ask("newcomers", b"", lead)
-        come, leave = msgspec.msgpack.decode(answer, type=tuple[list[str], list[str]])
-        if not come and not leave:
-            return
-        peers = self._peers[ROLLOUT]
-        numbers = [*self.awake.replicas[ROLLOUT], *range(len(peers), len(peers) + len(come))]
-        if newcomers is not None:
-            peers += newcomers.peers(come)
-        numbers = [i for i in numbers if not self._lost.is_on(peers[i].name, leave)]
-        awake = self.awake
-        replicas = {**awake.replicas, ROLLOUT: numbers}
-        self.awake = Awake(version=awake.version + 1, replicas=replicas, in_turns=awake.in_turns)
-        if leave and self._agree.lead:
-            await insist(self._supervisor, FREED, FreedNodes(leave))
 
     async def _wake_all(self, release_before: int) -> None:
         """Wakes the replicas that have rested, in a run where nothing moves; the lead does it."""
@@ -241,13 +200,10 @@ class PlacementShard:
     async def sampling(self) -> list[Peer]:
         """Returns the policy's generators, once they can be asked.
 
-        Those of a lost machine are among them: all shards deal out their leases over the same
-        generators, whatever each knows by then, and others stand in for the lost ones.
-
         In turns, it waits until all shards are here and then gives the cells to the policy.
         """
         await self._turn(False)
-        return self._sampling()
+        return self.replicas
 
     async def judging(self) -> None:
         """Says that all records of this shard are drawn; returns when judges can be asked.

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
-from gcore_core.runtime.rpc.retry import insist, is_gone
+from gcore_core.runtime.rpc.retry import insist
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
 Replica = tuple[str, int]  # role, number of the replica
@@ -101,20 +101,9 @@ class Sleepers:
     async def _send_to_able(
         self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
-        """Sends a request to the replicas that can sleep and are not lost; returns their number.
-
-        A replica that is lost with its machine has no memory to give.
-        """
+        """Sends a request to the replicas that can sleep and are not lost; returns their number."""
         peers = [self._peers[role][i] for role, i in self._askable(replicas)]
-
-        async def send(peer: Peer) -> None:
-            try:
-                await insist(peer, endpoint, request)
-            except WorkerDied as error:
-                if not is_gone(error):
-                    raise
-
-        await asyncio.gather(*map(send, peers))
+        await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
         return len(peers)
 
     def _askable(self, replicas: Collection[Replica]) -> list[Replica]:

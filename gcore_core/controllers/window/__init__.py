@@ -12,7 +12,6 @@ each group its verdict; a step program takes the groups of a step. The parts:
     waves             which earlier records the next ones of a group are made from
     scoring           requests to scorers
     verdicts          what becomes of a group that is drawn and scored
-    keeping           copies of records whose machine may be lost
     window            the loop that joins them
 
 ``RunningWindow`` does the same without a break, for steps ahead of the one that is trained:

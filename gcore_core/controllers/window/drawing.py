@@ -51,20 +51,10 @@ class Drawing:
             shards = 1
         gathers = facts.run.deterministic
         scoring = Scoring(self._context, ledger, round_.purpose, self._placement)
-        ordinals = [lease.ordinal for lease in leases]
-
-        async def work_off(leases: list[Lease], fixed: bool) -> None:
-            lanes = deal(leases, len(replicas), shard, shards, fixed)
-            work = Lanes(self._context, self._placement, ledger, round_, scoring, fixed)
-            await work.work_off(replicas, lanes)
-
+        lanes = deal(leases, len(replicas), shard, shards, gathers or len(replicas) == 1)
         try:
-            await work_off(leases, gathers or len(replicas) == 1)
+            await Lanes(self._context, ledger, round_, scoring).work_off(replicas, lanes)
             await self._placement.judging()
             await scoring.finish()
-            while lost := ledger.forget(self._context.lost.holds, ordinals):
-                # Every replica has its part of the round, so none waits for another shard's.
-                await work_off(lost, False)
-                await scoring.finish()
         finally:
             scoring.cancel()

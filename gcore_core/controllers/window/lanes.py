@@ -13,11 +13,10 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
 from gcore_core.runtime.messages import GENERATE, GenerateRequest
-from gcore_core.runtime.rpc.retry import PATIENT, gone, is_gone
+from gcore_core.runtime.rpc.retry import PATIENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class _Lane:
     """Holds one lane: it gives parts from a queue to one replica.
 
     replicas: all that its wave is dealt over.
-    number: which of them is the lane's. Where that one is lost, another stands in for it.
+    number: which of them is the lane's.
     waiting: the queue. Other lanes may take parts from it, too.
     """
 
@@ -56,25 +55,19 @@ class Lanes:
     """Works off one wave's lanes.
 
     scoring: gets every finished record.
-    fixed: a replica waits for a part from every shard, so it gets its part even where its machine
-        is about to leave.
     """
 
     def __init__(
         self,
         context: ControllerContext,
-        placement: PlacementShard,
         ledger: Ledger,
         round_: Round,
         scoring: Scoring,
-        fixed: bool,
     ) -> None:
         self._context = context
-        self._placement = placement
         self._ledger = ledger
         self._round = round_
         self._scoring = scoring
-        self._fixed = fixed
 
     async def work_off(
         self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
@@ -97,10 +90,8 @@ class Lanes:
         """Works off one lane: gives the replica one part after the other.
 
         What the replica does not finish goes back into the queue. Another replica stands in for it
-
-            where its machine is lost or is about to leave,
-            where it was started anew, and nobody has the weights for it under which the round is to
-            be drawn.
+        where it was started anew, and nobody has the weights for it under which the round is to be
+        drawn.
 
         Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
         DeadlineExceeded when a replica is lost ``PATIENT.tries`` times.
@@ -119,13 +110,11 @@ class Lanes:
                 if not self._holding(lane.replicas, newer):
                     raise
                 waiting.append(self._ledger.lost(leases))
-            except (WorkerDied, DeadlineExceeded) as error:
+            except (WorkerDied, DeadlineExceeded):
                 unfinished = self._ledger.lost(leases)
                 # An empty part is sent again, too: other shards' parts of the round wait for it.
                 if unfinished or not leases:
                     waiting.append(unfinished)
-                if is_gone(error):
-                    continue
                 lost += 1
                 if lost == PATIENT.tries:
                     raise
@@ -138,13 +127,7 @@ class Lanes:
 
         newer: names of replicas that hold newer weights than those of the round.
         """
-
-        def others() -> list[Peer]:
-            return self._placement.replicas
-
-        replica = self._context.lost.stand_in(
-            lane.replicas, lane.number, others, spares_leaving=not self._fixed
-        )
+        replica = lane.replicas[lane.number]
         if replica.name not in newer:
             return replica
         holding = self._holding(lane.replicas, newer)
@@ -155,17 +138,14 @@ class Lanes:
 
         newer: names of those that are known to hold newer ones.
         """
-        is_lost = self._context.lost.has
-        return [one for one in replicas if one.name not in newer and not is_lost(one.name)]
+        return [one for one in replicas if one.name not in newer]
 
     async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
         """Draws one part.
 
-        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way, or has been lost
-        with what it drew; where only one version may draw, WeightsGone when the replica holds a
-        newer one.
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way; where only one
+        version may draw, WeightsGone when the replica holds a newer one.
         """
-        is_lost = self._context.lost.holds
         facts = self._context.facts
         round_ = self._round
         ledger = self._ledger
@@ -182,8 +162,6 @@ class Lanes:
         stream = replica.stream(GENERATE, request)
         async with contextlib.aclosing(stream):
             async for came in stream:
-                if any(map(is_lost, came)):
-                    raise gone(replica.name)
                 check_versions(came, round_, replica.name)
                 if request.exact:
                     check_repeats(came, round_, replica.name)

@@ -11,14 +11,14 @@ taken once and an ordinal gets one verdict.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.lineage import add_receipts, receipt_of
+from gcore_core.contract.lineage import add_receipts
 from gcore_core.contract.order import row_of
 from gcore_core.contract.records import (
     FAILED,
@@ -40,7 +40,7 @@ class _Group:
     turn: which pass over the dataset.
     due: how many of its records may be drawn by now, the first ones; a wave makes more due.
     drafts: sample -> the record that it is made from.
-    attempt: how often draws of it were lost, with their replica or its machine.
+    attempt: how often draws of it were lost, with their replica.
     records: sample -> its finished record.
     scored: the samples that need no further score.
     critiques: sample -> reward -> what it said of the record besides its value.
@@ -196,29 +196,6 @@ class Ledger:
         )
         return [replace(lease, samples=samples) for lease, samples in missing if samples]
 
-    def forget(self, is_lost: Callable[[Header], bool], among: Iterable[int]) -> list[Lease]:
-        """Forgets records of open groups whose content is lost; returns the leases to draw again.
-
-        They have no verdict, so nothing counts twice; the same seeds are used.
-
-        among: ordinals to look at.
-        """
-        lost = set()
-        for ordinal in self._open.keys() & set(among):
-            group = self._open[ordinal]
-            samples = [sample for sample, header in group.records.items() if is_lost(header)]
-            if not samples:
-                continue
-            lost.add(ordinal)
-            group.attempt += 1
-            for sample in samples:
-                del group.records[sample]
-                group.critiques.pop(sample, None)
-            group.scored.difference_update(samples)
-            if ordinal in self._ended:
-                self._ended.remove(ordinal)
-        return self.unfinished(lost)
-
     def finished(self, header: Header) -> bool:
         """Takes a finished record; returns whether it was awaited.
 
@@ -245,11 +222,7 @@ class Ledger:
         # Why a reward failed says more than why a record ended, but no more than why it failed.
         if score.reason and header.status != FAILED and not has_failed_reward(header):
             header.reason = score.reason
-        # A reward may come twice, as when its whole group is scored again since a record of it was
-        # lost with its machine. The later value replaces the earlier, in the receipt too.
         header.receipt = add_receipts(header.receipt, score.receipt)
-        if replaced := {name: v for name, v in header.rewards.items() if name in score.values}:
-            header.receipt = add_receipts(header.receipt, -receipt_of(header.seal, replaced))
         said = group.critiques.get(score.sample, {})
         kept = {name: text for name, text in said.items() if name not in score.statuses}
         if said or score.critiques:
@@ -272,13 +245,6 @@ class Ledger:
         if group is None or len(group.records) < self._samples:
             return []
         return [group.records[sample] for sample in range(self._samples)]
-
-    def has(self, group: Sequence[Header]) -> bool:
-        """Whether these very records are those of a complete group that has no verdict yet."""
-        complete = self._open.get(group[0].ordinal)
-        if complete is None or len(complete.scored) < self._samples:
-            return False
-        return all(complete.records[header.sample] is header for header in group)
 
     def complete(self) -> list[list[Header]]:
         """Returns the open groups whose records are all finished and scored, ready for a verdict.
@@ -347,14 +313,6 @@ class Ledger:
             for ordinal in self.carried()
             for sample in range(self._samples)
         ]
-
-    def give_up_carried(self, is_lost: Callable[[Header], bool]) -> None:
-        """Forgets carried groups of which a record is lost: the next step draws them anew."""
-        self._carried = {
-            ordinal: group
-            for ordinal, group in self._carried.items()
-            if not any(map(is_lost, group.records.values()))
-        }
 
     def carry(self, headers: Iterable[Header]) -> None:
         """Carries records that a checkpoint holds; takes those of this shard's ordinals only."""

@@ -100,8 +100,6 @@ class RunningWindow(Window):
             wanted=start - 1,
         )
         super().__init__(context, config, placement)
-        # Its records are copied nowhere, so a machine that is lost takes some of them with it.
-        context.lost.survivable = False
         self._subsets = SubsetLedger(
             self._group_has_ended,
             shard=facts.shard,

@@ -148,28 +148,14 @@ class Scoring:
     async def _score_on(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
         """Has one scorer give these rewards of the records, and gives the scores to the ledger."""
         names = sorted(rewards)
-        sees_groups = not self._of_groups.isdisjoint(rewards)
 
         def request() -> ScoreRequest:
-            present = self._present(headers, sees_groups)
-            return _request(self._placement, self._purpose, present, names)
+            return _request(self._placement, self._purpose, headers, names)
 
         scores = await insist_anew(peer, SCORE, request)
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)
-
-    def _present(self, headers: list[Header], sees_groups: bool) -> list[Header]:
-        """Leaves out records that were lost with their machine; they are drawn again.
-
-        sees_groups: whether a group of which one is lost is left out as a whole.
-        """
-        lost = [header for header in headers if self._context.lost.holds(header)]
-        if not lost:
-            return headers
-        keys = {header.key for header in lost}
-        ordinals = {header.ordinal for header in lost} if sees_groups else set()
-        return [h for h in headers if h.key not in keys and h.ordinal not in ordinals]
 
 
 async def route_judges(context: ControllerContext, placement: PlacementShard) -> None:

@@ -21,7 +21,6 @@ from gcore_core.controllers.keep_rate import by_quarter
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.controllers.window.dynamic_sampling import Leftover, Quota
-from gcore_core.controllers.window.keeping import Keeping
 from gcore_core.controllers.window.lanes import Round
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import route_judges
@@ -111,10 +110,7 @@ class Window:
         if self._quota.carries:
             self._ledger.carry(facts.carried)
         self._drawing = Drawing(context, placement)
-        self._keeping = Keeping(context)
         self._left_out = LeftOut()
-        # A wave is made from records of the wave before, which must all be there.
-        context.lost.survivable = len(self._ledger.waves) == 1
         self._state = self._present_state()
 
     async def take(self, step: int) -> Taken:
@@ -127,7 +123,6 @@ class Window:
         settled = list[Settled]()
         draws = set[asyncio.Task[None]]()
         began_s = asyncio.get_running_loop().time()
-        drawn = Round(step=step, number=0, purpose=TRAIN, least=step)  # the latest round
         self._placement.begin_rollout()
         self._quota.begin()
         try:
@@ -137,9 +132,8 @@ class Window:
                     leases = self._ledger.lease(count)
                     drawing = self._drawing.draw(self._ledger, round_, leases)
                     draws.add(asyncio.ensure_future(drawing))
-                    drawn = round_
                 await self._wait(draws, began_s)
-                latest = await self._settle(drawn)
+                latest = self._settle()
                 await self._share(latest)
                 settled += latest
         finally:
@@ -183,34 +177,12 @@ class Window:
             task.result()
             draws.discard(task)
 
-    async def _settle(self, round_: Round) -> list[Settled]:
-        """Gives a verdict to every group of this shard that has become complete; returns these.
-
-        1. Each complete group is judged.
-        2. Groups to train on are copied to a machine that the run does not lose (``Keeping``).
-        3. If a machine was lost during the copy, its records are drawn again, and their groups are
-           judged and copied again.
-        4. Only then do verdicts count.
-
-        round_: the round that draws again. Every replica has had its part of it.
-        """
-        complete = [self._verdict(group) for group in self._ledger.complete()]
-        while at_risk := [one for one in complete if one.verdict == TRAINED]:
-            await self._keeping.keep(round_.step, (h for one in at_risk for h in one.group))
-            ordinals = {one.ordinal for one in at_risk}
-            lost = self._ledger.forget(self._context.lost.holds, ordinals)
-            if not lost:
-                break
-            await self._drawing.draw(self._ledger, round_, lost)
-            again = {lease.ordinal for lease in lost}
-            complete = [one for one in complete if one.ordinal not in again]
-            groups = self._ledger.complete()
-            complete += [self._verdict(group) for group in groups if group[0].ordinal in again]
-        # A draw that goes on may have lost records of a group meanwhile, and draws them again.
-        settled = [one for one in complete if self._ledger.has(one.group)]
+    def _settle(self) -> list[Settled]:
+        """Gives a verdict to every group of this shard that has become complete; returns these."""
+        settled = [self._verdict(group) for group in self._ledger.complete()]
         for one in settled:
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
-        return sorted(settled, key=lambda one: one.ordinal)
+        return settled
 
     def _verdict(self, group: list[Header]) -> Settled:
         return verdict_on(
@@ -251,8 +223,6 @@ class Window:
         issued_to = self._ledger.next_ordinal
         end = await self._agree_on_end(teach)
         surplus = self._ledger.close(end, self._quota.carries)
-        await self._keeping.keep(step, self._ledger.carried_records())
-        self._ledger.give_up_carried(self._context.lost.holds)
         carried = self._ledger.carried()
         self._quota.close(await self._sum_leftover(issued_to - end, carried, teach))
         counts = Counter(surplus=len(surplus), surplus_carried=len(carried))

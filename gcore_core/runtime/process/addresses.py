@@ -94,8 +94,6 @@ def assign(
     where: Mapping[str, str],
     port: int,
     private: Sequence[str] = (),
-    *,
-    grows: bool = False,
 ) -> Addresses:
     """Gives every process its addresses.
 
@@ -107,12 +105,11 @@ def assign(
     where: process -> its node, for all processes, the supervisor too, without agents.
     port: the first of each node's row.
     private: networks in which ranks of one role may meet that are on several nodes.
-    grows: other nodes may come later, so that a single one has addresses for others, too.
     Raises ConfigError when there are not so many ports.
     """
     local = {name: f"unix:{directory}/{name}" for name, (_, directory) in nodes.items()}
     local |= {name: f"unix:{nodes[node][1]}/{name}" for name, node in where.items()}
-    if len(nodes) == 1 and not grows:
+    if len(nodes) == 1:
         return Addresses(dict.fromkeys(nodes, local), {}, {}, {})
     is_private = all(lies_in(address, private) for address, _ in nodes.values())
     public = {}
@@ -146,64 +143,6 @@ def check_ports(first: int, last: int) -> None:
             where="launcher.config.port",
             todo=f"set it to at most {_LAST_PORT - (last - first)}",
         )
-
-
-def add_node(
-    addresses: Addresses,
-    node: str,
-    place: tuple[str, str],
-    processes: Sequence[str],
-    port: int,
-) -> None:
-    """Gives a node that comes later, and its processes, addresses like those of the others.
-
-    The addresses of the others stay as they are. The node's ports follow one another, as in
-    ``assign``. The same machine may have been another node before, which was lost. Its processes
-    may still hold its ports, so those of the new node begin behind them.
-
-    addresses: what ``assign`` has returned, for several nodes or with ``grows``.
-    place: the node's address and its directory of sockets.
-    processes: names of its processes.
-    Raises ConfigError when there are not so many ports.
-    """
-    address, directory = place
-    port = _free_port(addresses, address, port)
-    check_ports(port, port + 1 + len(processes))
-    names = [node, *processes]
-    ports = [port, *range(port + 2, port + 2 + len(processes))]
-    public = {name: _tls(address, one) for name, one in zip(names, ports, strict=True)}
-    for view in addresses.views.values():
-        view.update(public)
-    addresses.views[node] = addresses.public | {name: f"unix:{directory}/{name}" for name in names}
-    addresses.public.update(public)
-    addresses.bulk[node] = _tls(address, port + 1)
-
-
-def _free_port(addresses: Addresses, address: str, port: int) -> int:
-    """Returns the first port behind those that were given to a machine; ``port`` if none was."""
-    machine, _ = _machine_and_port(_tls(address, 0))
-    highest = port - 1
-    for one in (*addresses.public.values(), *addresses.bulk.values()):
-        of_machine, number = _machine_and_port(one)
-        if of_machine == machine:
-            highest = max(highest, number)
-    return highest + 1
-
-
-def _machine_and_port(address: str) -> tuple[str, int]:
-    """Returns ("10.0.0.1", 29400) of "tls:10.0.0.1:29400"."""
-    machine, _, port = address.partition(":")[2].rpartition(":")
-    return machine, int(port)
-
-
-def remove_node(addresses: Addresses, node: str, processes: Sequence[str]) -> None:
-    """Takes a node and its processes out again, see ``add_node``."""
-    addresses.views.pop(node, None)
-    addresses.bulk.pop(node, None)
-    for name in (node, *processes):
-        addresses.public.pop(name, None)
-        for view in addresses.views.values():
-            view.pop(name, None)
 
 
 def _parted(where: Mapping[str, str]) -> dict[str, str]:

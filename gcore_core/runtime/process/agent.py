@@ -35,14 +35,13 @@ from gcore_core.runtime.messages import (
     EXITS,
     HOLD_LEASE,
     KILL,
-    MEET_NODE,
+    LEAVING,
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
     USAGE,
     HoldLease,
     KillRequest,
-    MeetNode,
     MeterReply,
     MeterRequest,
     Nothing,
@@ -53,7 +52,6 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.process.caretaker import start_caretaker
 from gcore_core.runtime.process.lease import Lease
-from gcore_core.runtime.process.leaving import Leaving
 from gcore_core.runtime.process.leftovers import Record, clear_up
 from gcore_core.runtime.process.metering import Metering
 from gcore_core.runtime.process.node_files import NodeFiles
@@ -82,6 +80,10 @@ _HOLD_LOOK_S = 0.5  # so often it looks whether a reward holds a scorer for too 
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
+#: What a process sends to the agent that it has started, to pass a SIGTERM on. Whoever signals all
+#: processes of a machine reaches both. Then the agent gets two signals, and counts them as one.
+SIGTERM_PASSED_ON = signal.SIGRTMIN + signal.SIGTERM
+TERMINATIONS = (signal.SIGTERM, SIGTERM_PASSED_ON)
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +112,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     bulk: name of every node's agent -> the address at which it serves content to the others, see
         ``gcore_core.runtime.store.bulk``; this agent listens at its own. Empty for one node.
     leave_s: it may leave the run on purpose, and ends when it was not let go for so long after it
-        has asked, see ``leaving``; 0: it may not, and ends at the first SIGTERM.
+        has asked, see ``Agent.terminated``; 0: it may not, and ends at the first SIGTERM.
     """
 
     name: str
@@ -174,7 +176,6 @@ class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
     slabs: the agent's side of the store.
-    leaving: the agent's side of leaving the run on purpose; None: it may not leave.
     stopped: set when the agent is to end.
     """
 
@@ -208,7 +209,8 @@ class Agent:
         self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
         self._stopping = False
         self._clearing = asyncio.Lock()  # held by ``clear``
-        self.leaving = Leaving(spec.leave_s, self.end) if spec.leave_s else None
+        self._terminations = dict.fromkeys(TERMINATIONS, 0)
+        self._is_leaving = asyncio.Event()
         self._lease: Lease | None = None
         if spec.lease_s:
             self._lease = Lease(spec.lease_s, expired=self.end, first_term_s=spec.start_s)
@@ -216,13 +218,11 @@ class Agent:
     def register(self, service: Service) -> None:
         self.slabs.register(service)
         self._node_files.register(service)
-        if self.leaving is not None:
-            self.leaving.register(service)
         service.add(SPAWN, self.spawn)
         service.add(CLEAR, self.clear)
-        service.add(MEET_NODE, self.meet_node)
         service.add(HOLD_LEASE, self.hold_lease)
         service.add(EXITS, self.exits)
+        service.add(LEAVING, self.leaving)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
         service.add(KILL, self.kill)
@@ -245,11 +245,6 @@ class Agent:
         """Returns the file from which a worker of this node pushes weights; None for any other."""
         known = worker in self._specs
         return push_memory(Path(self._spec.store.directory), worker) if known else None
-
-    async def meet_node(self, request: MeetNode, call: Call) -> Nothing:
-        """Another machine has come: content may be read from there."""
-        self.slabs.introduce(request.name, request.bulk)
-        return Nothing()
 
     async def _start(self, spec: WorkerSpec) -> Process:
         if spec.kind == "scorer":
@@ -412,8 +407,29 @@ class Agent:
         self.stopped.set()
         if self._lease is not None:
             self._lease.close()
-        if self.leaving is not None:
-            self.leaving.close()
+
+    def terminated(self, number: int) -> None:
+        """Takes a SIGTERM, one of ``TERMINATIONS``: that came directly, or was passed on.
+
+        The first asks the run to do without this node, where it may leave, and its work goes on
+        until the run's next checkpoint. The second ends it, and so does the end of ``leave_s``.
+        """
+        before = max(self._terminations.values())
+        self._terminations[number] += 1
+        now = max(self._terminations.values())
+        if now == before:  # it has come by the other way already
+            return
+        if now > 1 or not self._spec.leave_s:
+            self.end()
+            return
+        log.info("it asks to leave the run, and ends after %g s at the latest", self._spec.leave_s)
+        asyncio.get_running_loop().call_later(self._spec.leave_s, self.end)
+        self._is_leaving.set()
+
+    async def leaving(self, request: Nothing, call: Call) -> AsyncGenerator[Nothing, None]:
+        """Streams one item when the agent asks to leave, also to who asks for it later."""
+        await self._is_leaving.wait()
+        yield Nothing()
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything that the agent has started."""
@@ -570,10 +586,9 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
     agent.register(service)
     # Nobody writes to the pipe. It becomes readable when it ends: who held it is gone.
     loop.add_reader(lifeline, agent.end)
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, agent.end)
-    if agent.leaving is not None:
-        agent.leaving.handle_signals()
+    loop.add_signal_handler(signal.SIGINT, agent.end)
+    for sign in TERMINATIONS:
+        loop.add_signal_handler(sign, agent.terminated, sign)
     try:
         agent.slabs.open()
         await network.serve(spec.name, service)

@@ -78,7 +78,7 @@ class MachinesConfig:
     start_s: how long a host may take to answer, and an agent to start.
     patience_s: when a host gives no sign of life for so long, its agent ends with all that it has
         started, and the run has lost the host.
-    leave_s: a host that is told to leave has so long to finish what it has begun; then it ends
+    leave_s: a host that is told to leave waits so long for the run's next checkpoint; then it ends
         anyhow, and the run has lost it.
     """
 

@@ -25,9 +25,9 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,7 +50,6 @@ from gcore_core.runtime.process.agent import AgentSpec, end_hung, split_patience
 from gcore_core.runtime.process.config import MachinesConfig
 from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
-from gcore_core.runtime.process.newcomers import Arrival, SiteNewcomers
 from gcore_core.runtime.process.spawn import allow_open_files, spawn_over_input
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.tls import make_identity
@@ -220,34 +219,25 @@ class MachinesLauncher(ABC):
 
     @property
     def grows(self) -> bool:
-        """Whether machines may come while a site is open.
+        """Whether the machines of a run may be others at its next site.
 
-        A subclass that overrides ``newcomer`` overrides this, too.
+        A subclass that overrides ``newcomer`` and ``let_go`` overrides this, too.
         """
         return False
 
-    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
-        """Waits for a machine that a site may use and does not have; it may wait for ever.
+    async def newcomer(self, present: Sequence[Host]) -> str:
+        """Waits for a machine that the next site may use and the open one does not have.
 
-        It is called while the site is open, where it ``grows``, and again only when the machine
-        that it returned last was taken in or refused. Raises nothing that waiting mends.
+        It is called where the launcher ``grows``, and may wait for ever. Returns its name. Raises
+        nothing that waiting mends.
 
-        present: returns the names of the hosts that the site has now, without those that are lost.
+        present: the machines that the site has.
         """
         await asyncio.Event().wait()
         raise AssertionError("this launcher finds no newcomers")
 
-    async def refuse(self, host: str, why: str) -> None:
-        """Is told that a newcomer is not taken in, or not kept."""
-
-    async def let_go(self, host: str) -> None:
-        """Is told that a machine has left the run on purpose: its agent has ended well.
-
-        The run is not to take it in again of its own accord.
-        """
-
-    async def tell(self, host: str, line: str) -> None:
-        """Shows a line to whoever started the agent of a machine there, if that is possible."""
+    def let_go(self, host: str) -> None:
+        """Is told that a machine leaves the run on purpose: the next site is to be without it."""
 
     async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
         """Starts the agent of this machine, as a child of this process."""
@@ -306,7 +296,7 @@ class MachinesLauncher(ABC):
             places = {node.name: (node.address, meetings[node.name]) for node in nodes}
             homes = {supervisor.name: home.name, **where}
             port, private = self._config.port, self._config.private
-            addresses = assign(places, homes, port, private, grows=self.grows)
+            addresses = assign(places, homes, port, private)
             secret = secrets.token_bytes(32)
             identity = make_identity() if addresses.public else b""
             network = RpcNetwork(
@@ -339,11 +329,8 @@ class MachinesLauncher(ABC):
                     meeting_addresses=addresses.meeting,
                     identity=identity,
                     bulk=addresses.bulk,
+                    newcomer=partial(self.newcomer, hosts) if self.grows else None,
                 )
-                if self.grows:
-                    growth = _Growth(self, nodes, agents, holding, directory)
-                    newcomers = growth.newcomers(site, addresses, network, logs)
-                    site = replace(site, newcomers=newcomers)
                 yield site
             finally:
                 for task in holding:
@@ -452,7 +439,7 @@ class MachinesLauncher(ABC):
             lease_s=0.0 if node.is_home else lease_s,
             start_s=config.start_s,
             directory=os.getcwd(),
-            leave_s=0.0 if node.is_home else config.leave_s,
+            leave_s=config.leave_s if self.grows and not node.is_home else 0.0,
         )
 
     async def _start(
@@ -488,19 +475,13 @@ class MachinesLauncher(ABC):
         agents.sort(key=lambda agent: nodes.index(agent.node))
 
     def _site_node(self, agent: _Agent, network: RpcNetwork) -> SiteNode:
-        host = agent.node.host
-
-        async def let_go() -> None:
-            await _end(agent, _ENDS_S)
-            await self.let_go(host)
-
+        may_leave = self.grows and not agent.node.is_home
         return SiteNode(
             agent=network.peer(agent.node.name),
             store=Path(agent.spec.store.directory),
             meeting=Path(agent.spec.meeting),
             end_agent=partial(_end_hung, agent),
-            let_go=None if agent.node.is_home else let_go,
-            tell=partial(self.tell, host),
+            let_go=partial(self.let_go, agent.node.host) if may_leave else None,
         )
 
     async def _up(self, agent: _Agent, peer: Peer, holding: list[asyncio.Task[None]]) -> None:
@@ -559,104 +540,6 @@ async def _hold_lease(agent: Peer, is_held: asyncio.Future[Any]) -> None:
                 if not is_held.done():
                     is_held.set_result(True)
         await asyncio.sleep(_AGAIN_S)
-
-
-@dataclass
-class _Growth:
-    """Finds machines for a site that is open, and starts their agents.
-
-    machines: all that the site has ever had.
-    agents, holding: of the site, which ends them.
-    directory: for sockets of this machine.
-    """
-
-    launcher: MachinesLauncher
-    machines: list[Machine]
-    agents: list[_Agent]
-    holding: list[asyncio.Task[None]]
-    directory: str
-
-    def newcomers(
-        self, site: Site, addresses: Addresses, network: RpcNetwork, logs: Path
-    ) -> SiteNewcomers:
-        async def find() -> Arrival:
-            return await self._find(site, addresses, network, logs)
-
-        config = self.launcher._config
-        return SiteNewcomers(
-            site=site,
-            addresses=addresses,
-            network=network,
-            port=config.port,
-            find=find,
-            refuse=self.launcher.refuse,
-        )
-
-    def _present(self) -> list[Machine]:
-        """Returns the machines whose agents have not ended."""
-        return [agent.node for agent in self.agents if agent.started.returncode is None]
-
-    async def _find(
-        self, site: Site, addresses: Addresses, network: RpcNetwork, logs: Path
-    ) -> Arrival:
-        """Waits for a machine that the site does not have."""
-        while True:
-            host = await self.launcher.newcomer(lambda: [node.host for node in self._present()])
-            try:
-                machine = self._machine(host)
-                break
-            except ConfigError as error:
-                log.warning("%s", error)
-                await self.launcher.refuse(host.name, str(error))
-        config = self.launcher._config
-        meeting = self.launcher._meeting(machine, self.directory)
-
-        async def start() -> SiteNode:
-            self.machines.append(machine)
-            spec = self.launcher._spec(
-                machine, meeting, addresses, site.secret, site.identity, logs.absolute()
-            )
-            log_file = logs / f"{machine.name}.log"
-            started = await self.launcher.start(machine.host, spec, log_file)
-            agent = _Agent(machine, spec, started, log_file)
-            self.agents.append(agent)
-            try:
-                await self.launcher._up(agent, network.peer(machine.name), self.holding)
-            except WorkerError:
-                await _end(agent, _HUNG_ENDS_S)
-                raise
-            return self.launcher._site_node(agent, network)
-
-        facts = NodeFacts(
-            name=machine.name,
-            devices=machine.devices,
-            host=machine.host,
-            is_private=lies_in(machine.address, config.private),
-        )
-        return Arrival(machine=machine, facts=facts, meeting=meeting, start=start)
-
-    def _machine(self, host: Host) -> Machine:
-        """Returns a machine with a name that none had. Raises ConfigError where it cannot be used.
-
-        This machine has an agent already, so it is refused, and so is any that the site has.
-        """
-        same = [one for one in self._present() if one.facts.machine == host.facts.machine]
-        if same or host.facts.machine == machine_identity():
-            raise ConfigError(
-                f"{host.name} is a machine that the run has already",
-                where="launcher.config.hosts",
-                why=f"it is {same[0] if same else 'this one'}, {host.facts.host}",
-            )
-        numbers = [int(one.name.rpartition(".")[2]) for one in self.machines]
-        config = self.launcher._config
-        return Machine(
-            name=f"agent.{1 + max(numbers)}",
-            host=host.name,
-            facts=host.facts,
-            address=own_address(host.name, host.facts, config.address),
-            devices=_devices(host, config.devices),
-            is_home=False,
-        )
 
 
 async def _end_hung(agent: _Agent) -> None:

@@ -27,22 +27,16 @@ from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
 from gcore_core.runtime.messages import (
-    ADMIT,
     ANSWERED,
     FAILED,
     HELLO,
     HUNG,
-    LEAVE_NODE,
-    LOSE_NODE,
     SAVE_RUN,
     STOP_RUN,
     TIME_OF_DAY,
     Answered,
     Hello,
     Hung,
-    LostNode,
-    LostNodeReply,
-    NewReplicas,
     Nothing,
     WorkerSpec,
 )
@@ -168,22 +162,8 @@ class Worker:
             context.saving.set()
             return request
 
-        async def lose_node(request: LostNode, call: Call) -> LostNodeReply:
-            return LostNodeReply(context.lost.lose(request.name))
-
-        async def leave_node(request: LostNode, call: Call) -> LostNodeReply:
-            return LostNodeReply(context.lost.leave(request.name))
-
-        async def admit(request: NewReplicas, call: Call) -> Nothing:
-            context.newcomers.meet(request)
-            return Nothing()
-
         self._service.add(STOP_RUN, stop)
         self._service.add(SAVE_RUN, save)
-        self._service.add(LOSE_NODE, lose_node)
-        self._service.add(LEAVE_NODE, leave_node)
-        if facts.grows:
-            self._service.add(ADMIT, admit)
         await self._network.serve(self._spec.name, self._service)
         await self._hello()
         context.trace.ahead_s = await self._time_of_day()

@@ -42,27 +42,14 @@ class RetryPolicy:
 
         An attempt that raises one of ``retried`` is followed by another, after a pause.
 
-        Raises what the last try raised, and at once whatever is not among ``retried``, and the loss
-        of a process that does not come back (``is_gone``).
+        Raises what the last try raised, and at once whatever is not among ``retried``.
         """
         for number in range(self.tries - 1):
             try:
                 return await attempt(number)
-            except retried as error:
-                if is_gone(error):
-                    raise
+            except retried:
                 await asyncio.sleep(self.pause_s(number))
         return await attempt(self.tries - 1)
-
-
-def gone(process: str) -> WorkerDied:
-    """Returns the error of a process that is lost with its machine, and is not started again."""
-    return WorkerDied("its machine is lost", where=process, process=process, is_gone=True)
-
-
-def is_gone(error: Exception) -> bool:
-    """Whether an error says that a process is lost and does not come back in this attempt."""
-    return isinstance(error, WorkerDied) and bool(error.facts.get("is_gone"))
 
 
 #: What says that nobody knows whether a request arrived: its process, or the way to it, is gone.

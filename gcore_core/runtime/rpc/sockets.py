@@ -109,7 +109,6 @@ class RpcNetwork:
         self.expired: Callable[[str, str], None] = _ignore_expired
         self.memory = bytearray(wire.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
-        self._forgotten: list[RpcPeer] = []  # known by another address before
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
         self.closed = False  # nobody is admitted any more
 
@@ -123,14 +122,6 @@ class RpcNetwork:
             check_private(self.addresses[name], self.identity)
             self._peers[name] = RpcPeer(name, self)
         return self._peers[name]
-
-    def introduce(self, addresses: Mapping[str, str]) -> None:
-        """See ``GrowingNetwork``."""
-        for name, address in addresses.items():
-            peer = self._peers.get(name)
-            if peer is not None and peer.address != address:
-                self._forgotten.append(self._peers.pop(name))
-        self.addresses = {**self.addresses, **addresses}
 
     async def serve(self, name: str, service: Servable) -> None:
         """Serves at the address of ``name``, and at its public one if it has one, until ``close``.
@@ -164,7 +155,7 @@ class RpcNetwork:
         self.closed = True
         try:
             await asyncio.gather(
-                *(peer.close() for peer in (*self._peers.values(), *self._forgotten)),
+                *(peer.close() for peer in self._peers.values()),
                 return_exceptions=True,
             )
         finally:  # also where this is cancelled: nobody is served any more

@@ -512,10 +512,6 @@ class BulkClient:
         self._silence_s = silence_s
         self._sources: dict[str, _Source] = {}
 
-    def introduce(self, node: str, address: str) -> None:
-        """Makes a node known that was not, with the address of its server."""
-        self._addresses = {**self._addresses, node: address}
-
     async def read(
         self,
         node: str,

@@ -25,8 +25,7 @@ An example, with shards 0 and 1 and two generators, g0 and g1:
 When the budget is used up, a writer waits until a slab is given back. When none was for
 ``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
 other nodes' content lie among the free slabs as a cache. How they come from there is the matter of
-``bulk``. A copy is held only where a shard has asked for that (``keep``), since the node that it is
-of may be lost.
+``bulk``.
 
 When room is needed, free slabs are removed in the order in which they were given back, copies among
 them. Where the room is for a copy, it gets the memory of the first of these copies of which nobody
@@ -54,12 +53,10 @@ from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
-    KEEP,
     MIRROR,
     RELEASE,
     SLAB,
     BlobRequest,
-    KeepRequest,
     MirrorRequest,
     Nothing,
     Released,
@@ -200,7 +197,6 @@ class SlabService:
         service.add(RELEASE, self.release)
         service.add(BLOB, self.blob)
         service.add(FETCH, self.fetch)
-        service.add(KEEP, self.keep)
         service.add(MIRROR, self.mirror)
 
     def open(self) -> None:
@@ -212,10 +208,6 @@ class SlabService:
     def client(self) -> BulkClient:
         """What reads content of other nodes."""
         return self._client
-
-    def introduce(self, node: str, address: str) -> None:
-        """Makes a node known from which content may come, with the address at which it serves."""
-        self._client.introduce(node, address)
 
     @property
     def sent_bytes(self) -> int:
@@ -433,8 +425,8 @@ class SlabService:
     def _sweep(self) -> None:
         """Gives back every slab that is released, see the head of this file."""
         for slab in list(self._slabs.values()):
-            announcer = "" if slab.owner in self._ended or slab.copy_of else slab.owner
-            is_coming = bool(slab.copy_of) and not slab.held  # a copy that is still being pulled
+            announcer = "" if slab.owner in self._ended else slab.owner
+            is_coming = bool(slab.copy_of)  # a copy that is still being pulled
             if not is_coming and is_over(self._released[announcer], slab.held):
                 self._give_back(slab)
 
@@ -511,38 +503,10 @@ class SlabService:
                 raise ContractError("the store was emptied", where=self._spec.node) from None
             raise
 
-    async def keep(self, request: KeepRequest, call: Call) -> list[Ref]:
-        """Returns the references of copies that stay here, see ``KeepRequest``.
-
-        Raises WorkerDied, with the node's name as ``process``, when a node that has one is gone.
-        """
-        copies = (self._keep(ref, request.held, call) for ref in request.refs)
-        return await asyncio.gather(*copies)
-
-    async def _keep(self, ref: Ref, held: Mapping[int, int], call: Call) -> Ref:
-        while True:
-            copy = await self.fetch(ref, call)
-            if self._hold_copy(copy.slab, held):
-                return copy
-            # It has made room for another slab in the moment since it came.
-
-    def _hold_copy(self, name: str, held: Mapping[int, int]) -> bool:
-        """Takes a copy from among the free slabs, for ``held``; False where it is there no more."""
-        slab = self._slabs.get(name)
-        if slab is None:
-            slab = next((free for free in self._free if free.name == name), None)
-            if slab is None:
-                return False
-            self._free.remove(slab)
-            self._slabs[name] = slab
-        for shard, step in held.items():
-            slab.held[shard] = max(step, slab.held.get(shard, 0))
-        return True
-
     async def _pull(self, ref: Ref) -> Ref:
         """Pulls a content into a slab; returns the reference of this copy.
 
-        The copy is free when it has come: it may make room at any time, until somebody holds it.
+        The copy is free when it has come: it may make room at any time.
         """
         slab = await self._take_for_copy(ref)
         try:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.launching import ElasticLauncher, Launcher, Site
 from gcore_core.runtime.messages import (
     HASH_FILES,
@@ -26,7 +25,6 @@ from gcore_core.testing.contracts.base import Contract
 
 #: Processes that each test places on a site; none of them is started.
 NAMES = ["controller.0", "policy.0", "rollout.0"]
-_GONE_S = 5.0  # an agent that has ended does not answer within these
 #: What each test asks for; enough for the names.
 DEVICES = 2
 
@@ -170,63 +168,33 @@ class LauncherContract(Contract):
         assert not site.home_node.store.exists(), "the store is still there"
         assert not site.home_node.meeting.exists(), "the meeting place is still there"
 
-    def test_a_machine_that_is_let_go_has_ended_and_the_others_go_on(
+    def test_a_machine_that_is_let_go_is_not_of_the_next_site(
         self, launcher: Any, logs: Path
     ) -> None:
-        """Only of a site whose nodes have ``let_go``. The site is closed without it, too."""
+        """Only of a site whose nodes have ``let_go``. Until it is closed, the machine works on."""
 
-        async def look(site: Site) -> None:
-            going = [name for name, node in site.nodes.items() if node.let_go is not None]
-            if not going:
-                self.not_claimed("a way to have a machine leave while a site is open")
-            assert site.home not in going, "the supervisor is there"
-            node = site.nodes[going[0]]
+        async def leave(site: Site) -> str:
+            leaving = [name for name, node in site.nodes.items() if node.let_go is not None]
+            if not leaving:
+                self.not_claimed("a way to have a machine leave a run")
+            assert site.home not in leaving, "the supervisor is there"
+            node = site.nodes[leaving[0]]
             assert node.let_go is not None
-            await node.let_go()
-            # A caller tries for longer to reach a process that may come back.
-            with pytest.raises((GcoreError, TimeoutError)):
-                async with asyncio.timeout(_GONE_S):
-                    await node.agent.call(USAGE, Nothing())
-            for name, other in site.nodes.items():
-                if name != going[0]:
-                    await other.agent.call(USAGE, Nothing(), deadline_s=60)
+            node.let_go()
+            await node.agent.call(USAGE, Nothing(), deadline_s=60)
+            return leaving[0]
 
-        visit(launcher, logs, look)
+        async def go() -> None:
+            nodes = await launcher.nodes(DEVICES)
+            names = [node.name for node in nodes]
+            async with launcher.site(placed(names), Service("supervisor"), logs) as site:
+                left = await leave(site)
+            (host,) = [node.host for node in nodes if node.name == left]
+            found = await launcher.find_nodes(DEVICES, again=True)
+            assert host not in [node.host for node in found.nodes]
+            assert host in found.missing
 
-    def come(self, launcher: Any) -> None:
-        """Has a machine come that the open site does not have, such as one that it has lost.
-
-        Override it where sites of the launcher have ``newcomers``.
-        """
-        self.not_claimed("a way to have a machine come")
-
-    def test_a_machine_that_comes_is_taken_in_and_let_go(self, launcher: Any, logs: Path) -> None:
-        """Only of a site with ``newcomers``. Afterwards the site is as it was."""
-        new = "rollout.1"
-
-        async def look(site: Site) -> None:
-            if site.newcomers is None:
-                self.not_claimed("machines that come while a site is open")
-            before = set(site.nodes)
-            self.come(launcher)
-            facts = await site.newcomers.next()
-            assert facts.name not in before, "a name is given again"
-            assert facts.devices, "nothing can run there"
-            await site.newcomers.take_in(facts.name, [new])
-            assert site.where[new] == facts.name
-            assert set(site.nodes) == set(site.views) == before | {facts.name}
-            for view in site.views.values():
-                assert {*NAMES, facts.name, new} <= view.keys()
-                assert len(set(view.values())) == len(view)
-            assert {facts.name, new} <= site.public.keys() and facts.name in site.bulk
-            usage = await site.nodes[facts.name].agent.call(USAGE, Nothing(), deadline_s=60)
-            assert usage.memory_mib, "the agent knows of no process"
-            await site.newcomers.let_go(facts.name, "this was a test")
-            assert set(site.nodes) == set(site.views) == before
-            known = [site.where, site.public, site.bulk, *site.views.values()]
-            assert not any({facts.name, new} & names.keys() for names in known)
-
-        visit(launcher, logs, look)
+        asyncio.run(go())
 
 
 def placed(nodes: list[str]) -> dict[str, str]:

@@ -38,7 +38,7 @@ def gcore_commands() -> Iterable[CommandProvider]:
     )
     yield CommandProvider(
         name="drain",
-        summary="have a host with nothing but generators leave a run that goes on",
+        summary="have a host leave a run that goes on, at its next checkpoint",
         factory="gcore_nodes.drain:main",
     )
     yield CommandProvider(

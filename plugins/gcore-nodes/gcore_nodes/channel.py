@@ -117,12 +117,6 @@ class End(Message, frozen=True):
     """Has a node end its agent."""
 
 
-class Leaves(Message, frozen=True):
-    """Is a line for whoever has asked a node to leave the run."""
-
-    line: str
-
-
 class Over(Message, frozen=True):
     """Is the last message.
 
@@ -137,18 +131,7 @@ class Over(Message, frozen=True):
 
 
 _ANY = (
-    Challenge
-    | Claim
-    | Welcome
-    | Refused
-    | Joining
-    | Turned
-    | Start
-    | Output
-    | Ended
-    | End
-    | Leaves
-    | Over
+    Challenge | Claim | Welcome | Refused | Joining | Turned | Start | Output | Ended | End | Over
 )
 _DECODER = msgspec.msgpack.Decoder(_ANY)
 

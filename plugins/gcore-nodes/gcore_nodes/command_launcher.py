@@ -14,8 +14,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
@@ -27,8 +26,7 @@ from gcore_nodes.config import CommandConfig
 from gcore_nodes.hosts import find_hosts
 
 log = logging.getLogger(__name__)
-_LOOK_S = 3.0  # between two looks for hosts that come within a run
-_TRIES = 3  # so often a host is tried that cannot be taken in
+_LOOK_S = 3.0  # between two looks for hosts that have come
 
 
 class CommandLauncher(MachinesLauncher):
@@ -43,8 +41,6 @@ class CommandLauncher(MachinesLauncher):
         # One that answered a moment ago is not waited for as long as one that nobody has asked.
         self._again_s = min(config.start_s, 2 * config.patience_s)
         self._present: list[Host] = []  # those that ``find_nodes`` found
-        self._tries = Counter[str]()  # how often a newcomer was refused
-        self._refused = set[str]()
         self._left = set[str]()  # they come back when the list was without them
 
     @contextlib.asynccontextmanager
@@ -100,48 +96,39 @@ class CommandLauncher(MachinesLauncher):
 
     @property
     def grows(self) -> bool:
-        """A job that names one host has no other that could come; a file may get another line.
-
-        Where none may come, a run on one host listens on no network.
-        """
+        """A job that names one host has no other that could come; a file may get another line."""
         is_file = isinstance(self._hosts, str) and self._hosts != "slurm"
         return is_file or len(find_hosts(self._hosts)) > 1
 
-    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
+    async def newcomer(self, present: Sequence[Host]) -> str:
         """Asks the hosts that the site does not have, again and again, until one can be used.
 
         A list in a file is read anew each time.
         """
         while True:
             await asyncio.sleep(_LOOK_S)
-            host = await self._ask_absent(present())
-            if host is not None:
-                return host
+            name = await self._ask_absent(present)
+            if name:
+                return name
 
-    async def _ask_absent(self, present: Sequence[str]) -> Host | None:
-        """Returns the first host that can be used, of those that the site does not have."""
+    async def _ask_absent(self, present: Sequence[Host]) -> str:
+        """Returns the first host that can be used, of those that the site does not have; or ""."""
         try:
             named = find_hosts(self._hosts)
         except ConfigError as error:  # somebody is just writing the file
             log.warning("%s", error)
-            return None
+            return ""
         self._left &= {host.name for host in named}
-        unwanted = (*present, *self._refused, *self._left)
-        absent = [host for host in named if host.name not in unwanted]
-        names = [host.name for host in absent]
+        unwanted = {*self._left, *(host.name for host in present)}
+        names = [host.name for host in named if host.name not in unwanted]
         answers = await ask_hosts(self._command, names, self._python, self._again_s)
-        for host, answer in zip(absent, answers, strict=True):
-            if isinstance(answer, MachineFacts):
-                return Host(name=host.name, facts=answer, slots=host.slots)
-        return None
+        machines = {host.facts.machine for host in present}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, MachineFacts) and answer.machine not in machines:
+                return name
+        return ""
 
-    async def refuse(self, host: str, why: str) -> None:
-        """See ``MachinesLauncher``. A host that was refused several times is not asked again."""
-        self._tries[host] += 1
-        if self._tries[host] >= _TRIES:
-            self._refused.add(host)
-
-    async def let_go(self, host: str) -> None:
+    def let_go(self, host: str) -> None:
         """See ``MachinesLauncher``. It is not asked again while the list has it."""
         self._left.add(host)
 

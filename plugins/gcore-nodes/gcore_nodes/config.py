@@ -20,8 +20,8 @@ class CommandConfig(MachinesConfig):
     command: what leads to a host. ``{host}`` stands for it. No shell reads it.
     python: the interpreter on the hosts. Default: the path of this one.
     min_hosts: with how few of them a run may begin, and go on when it has lost others; those that
-        come later are taken in while it goes on. Default: a run begins with all, and goes on with
-        what is left.
+        come later are taken in at a checkpoint (``cluster.grow``). Default: a run begins with all,
+        and goes on with what is left.
     The others are those of every launcher for several machines.
     """
 
@@ -56,7 +56,8 @@ class JoinConfig(MachinesConfig):
     join_port: at which nodes join.
     wait_s: for how long nodes are waited for.
     min_hosts: with how few of them a run may begin, and go on when it has lost others; those that
-        join later are taken in while it goes on, up to ``hosts``. Default: all must have joined.
+        join later are taken in at a checkpoint (``cluster.grow``), up to ``hosts``. Default: all
+        must have joined.
     The others are those of every launcher for several machines.
     """
 

@@ -131,8 +131,8 @@ class Door:
     address, port: of this machine, at which they join.
     silence_s: a node that gives no sign of life for so long is lost.
     say: prints a line for the person who waits.
-    most: as many nodes as this may be there at once: those that join after ``gather`` are given out
-        by ``newcomer``. 0: none, they are turned away.
+    most: as many nodes as this may be there at once: those that join after ``gather`` wait for the
+        next door, and ``newcomer`` tells of them. 0: none, they are turned away.
     later_names: those that such nodes may have; None: any.
     """
 
@@ -162,6 +162,7 @@ class Door:
         self._most = most
         self._later_names = later_names
         self._newcomers = asyncio.Queue[JoinedNode]()
+        self._leaving = set[str]()
         self._server: asyncio.Server | None = None
         self._visits = set[asyncio.Task[None]]()
         self._n_strangers = 0
@@ -224,19 +225,23 @@ class Door:
             return True
         return False
 
-    async def newcomer(self) -> JoinedNode:
-        """Waits for a node that joins after ``gather`` and returns it; the connection stands."""
+    async def newcomer(self) -> str:
+        """Waits for a node that joins after ``gather`` and returns its name."""
         while True:
             node = await self._newcomers.get()
             if self._nodes.get(node.name) is node:
-                return node
+                return node.name
+
+    def let_go(self, name: str) -> None:
+        """Has a node be told at the end that all is well, whatever the others are told."""
+        self._leaving.add(name)
 
     async def close(self, over: Over) -> None:
         """Tells all nodes that have joined how it ended, and ends all connections."""
         if self._server is not None:
             self._server.close()
         for node in self._nodes.values():
-            node.tell(over)
+            node.tell(Over(well=True) if node.name in self._leaving else over)
         for visit in self._visits:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)

@@ -28,6 +28,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def drain(run: Path, host: str, wait_s: float) -> int:
     """Asks a run to do without a host, and prints what it answers until the host has left.
 
+    The run begins again from its next checkpoint, without the host.
+
     The file that asks is removed afterwards. Raises ConfigError when the run keeps the host or does
     not exist, and AddressError when nothing of that is said in time.
     """
@@ -86,8 +88,9 @@ def _followed(file: Path, host: str, wait_s: float) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core nodes drain",
-        description="Has a host with nothing but generators finish what it has begun, and leave "
-        "the run, which goes on. Start it on the machine of g-core run.",
+        description="Has a host leave a run that goes on: at its next checkpoint, which is saved "
+        "at the end of the step, it begins again from that without the host. Start it on the "
+        "machine of g-core run.",
         epilog="exit codes: 0 it has left, 2 the run keeps it, 7 it has not left in time\n\n"
         "example:\n  g-core nodes drain runs/grpo/001 node7",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -3,14 +3,14 @@
 The same command is started on every node, by whatever starts processes there. It looks for home
 until home answers, starts the node agent that home describes, and ends with the run.
 
-    exit code 0     the run ended well, or has let this node go after a SIGTERM
+    exit code 0     the run ended well, or goes on without this node, after a SIGTERM or a drain
               2     home has refused this node: its token, its version or its name
               5     the run ended with an error, or home was lost and has not come back
               7     nobody to join was found in time
               130, 143     Ctrl-C, a second SIGTERM; the first one where no run is joined
 
-The first SIGTERM asks the run to do without this node. Its agent goes on with what it has begun
-until the run lets it go, or says that it cannot (``gcore_core.runtime.process.leaving``).
+The first SIGTERM asks the run to do without this node. Its agent goes on until the run's next
+checkpoint, from which the run begins again without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from gcore_nodes.channel import (
     End,
     Ended,
     Joining,
-    Leaves,
     Output,
     Over,
     Start,
@@ -97,7 +96,7 @@ class Member:
         agent = self._agent
         if agent is None or self._channel is None or agent.returncode is not None:
             return False
-        _say(f"{self._wish.name} leaves when the run can do without it; again: at once")
+        _say(f"{self._wish.name} leaves at the run's next checkpoint; again: at once")
         self._is_leaving = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(agent.pid, SIGTERM_PASSED_ON)
@@ -166,17 +165,13 @@ class Member:
         _say(f"{self._wish.name} has joined {self._wish.host}:{self._wish.port}")
         try:
             while True:
-                match await channel.expect(Start, End, Leaves, Over, Turned):
+                match await channel.expect(Start, End, Over, Turned):
                     case Start(spec):
                         await self._start(spec, channel)
-                    case Leaves(line):
-                        _say(line)
-                        # One that has to stay is a member as before.
-                        self._is_leaving &= not line.partition(" ")[2].startswith("does not leave")
                     case End():
                         self._ask_agent_to_end()
                     case Over() as over:
-                        return over, _AGAIN_S
+                        return Over(well=True) if self._is_leaving else over, _AGAIN_S
                     case Turned(why, again):
                         if not again:
                             raise ConfigError(
@@ -316,8 +311,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core nodes join",
         description="Joins the run that waits at an address, with all that this node has. "
-        "It ends with the run, or when it gets SIGTERM and the run can do without it.",
-        epilog="exit codes: 0 the run ended well or has let this node go, 2 this node is refused, "
+        "It ends with the run, or at the run's next checkpoint when it gets SIGTERM.",
+        epilog="exit codes: 0 the run ended well or goes on without this node, 2 it is refused, "
         "5 the run ended with an error or was lost, 7 nobody to join was found\n\n"
         "example:\n  g-core nodes join node1:29399 --token-file ~/.g-core-token",
         formatter_class=argparse.RawDescriptionHelpFormatter,

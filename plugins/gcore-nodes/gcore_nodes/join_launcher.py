@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import FoundNodes, Servable, Site
 from gcore_core.kits.launching import AgentSpec, MachineFacts, machine_facts, machine_identity
 from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
-from gcore_nodes.channel import Leaves, Over, Turned
+from gcore_nodes.channel import Over
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.door import Door, JoinedNode
 from gcore_nodes.hosts import find_hosts
@@ -46,7 +46,6 @@ class JoinLauncher(MachinesLauncher):
         self._counted: list[str] = []  # names of the nodes that ``find_nodes`` found
         self._most: list[str] = []  # likewise, when it found most
         self._door: Door | None = None  # the one that is open
-        self._slots: dict[str, int | None] = {}
 
     async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
         """See ``ElasticLauncher``. Fewer nodes than the job wants will do where ``min_hosts`` says
@@ -73,29 +72,14 @@ class JoinLauncher(MachinesLauncher):
     def grows(self) -> bool:
         return self._join.min_hosts is not None
 
-    async def newcomer(self, present: Callable[[], list[str]]) -> Host:
+    async def newcomer(self, present: Sequence[Host]) -> str:
         assert self._door is not None
-        node = await self._door.newcomer()
-        self._nodes[node.name] = node
-        (host,) = _hosts([node], self._slots, has_network=self._join.address is not None)
-        return host
+        return await self._door.newcomer()
 
-    async def refuse(self, host: str, why: str) -> None:
-        """Ends the command of a node that is not taken in; it says why."""
-        node = self._nodes.pop(host, None)
-        if node is not None:
-            node.tell(Turned(why, again=False))
-
-    async def let_go(self, host: str) -> None:
-        """Ends the command of a node that has left the run. It may join again."""
-        node = self._nodes.pop(host, None)
-        if node is not None:
-            node.tell(Over(well=True))
-
-    async def tell(self, host: str, line: str) -> None:
-        node = self._nodes.get(host)
-        if node is not None:
-            node.tell(Leaves(line))
+    def let_go(self, host: str) -> None:
+        """Has the command of a node end well when the site is closed. It may be started again."""
+        assert self._door is not None
+        self._door.let_go(host)
 
     @contextlib.asynccontextmanager
     async def hosts(self) -> AsyncIterator[list[Host]]:
@@ -123,7 +107,6 @@ class JoinLauncher(MachinesLauncher):
             later_names=later_names,
         )
         self._door = door
-        self._slots = slots
         over = Over(well=True, again=is_counting)
         await door.open()
         try:

@@ -151,7 +151,7 @@ async def joined(port: int, name: str) -> Channel:
     return channel
 
 
-async def test_a_node_that_joins_later_is_given_out_once_there_is_room() -> None:
+async def test_a_node_that_joins_later_is_told_of_once_there_is_room() -> None:
     """Before the others have joined it has to wait; when it is lost, another may take its place."""
     async with growing() as (door, port):
         early = await joined(port, "n2")
@@ -159,18 +159,18 @@ async def test_a_node_that_joins_later_is_given_out_once_there_is_room() -> None
         first = await joined(port, "n1")
         await door.gather(LONG_S)
         second = await joined(port, "n2")
-        assert (await door.newcomer()).name == "n2"
+        assert await door.newcomer() == "n2"
         third = await joined(port, "n3")
         assert await third.receive() == Turned("all nodes of the run have joined", again=True)
         await second.close()
         await until(lambda: "n2" not in door._nodes)
         fourth = await joined(port, "n3")
-        assert (await door.newcomer()).name == "n3"
+        assert await door.newcomer() == "n3"
         for channel in (early, first, third, fourth):
             await channel.close()
 
 
-async def test_a_node_that_has_gone_before_it_was_given_out_is_forgotten() -> None:
+async def test_a_node_that_has_gone_before_it_was_told_of_is_forgotten() -> None:
     async with growing() as (door, port):
         first = await joined(port, "n1")
         await door.gather(LONG_S)
@@ -179,9 +179,23 @@ async def test_a_node_that_has_gone_before_it_was_given_out_is_forgotten() -> No
         await gone.close()
         await until(lambda: "n2" not in door._nodes)
         there = await joined(port, "n3")
-        assert (await door.newcomer()).name == "n3"
+        assert await door.newcomer() == "n3"
         for channel in (first, there):
             await channel.close()
+
+
+async def test_a_node_that_leaves_is_told_that_all_is_well_whatever_the_others_are() -> None:
+    port = free_port()
+    door = Door(TOKEN, ["n1", "n2"], port=port, address="127.0.0.1", silence_s=5.0)
+    await door.open()
+    first, second = await joined(port, "n1"), await joined(port, "n2")
+    await door.gather(LONG_S)
+    door.let_go("n2")
+    again = Over(well=False, again=True)
+    await door.close(again)
+    assert [await first.receive(), await second.receive()] == [again, Over(well=True)]
+    for channel in (first, second):
+        await channel.close()
 
 
 async def test_a_node_that_the_job_does_not_name_cannot_join_later() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from gcore_nodes import command_launcher
-from gcore_nodes.channel import Leaves
+from gcore_nodes.channel import Over
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
 from gcore_nodes.drain import drain
@@ -17,6 +17,7 @@ from gcore_nodes.join import Member, Wish
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerDied
 from gcore_core.kits.launching import machine_facts
+from gcore_core.kits.machines import Host
 
 
 @pytest.fixture
@@ -43,8 +44,8 @@ def answering(run: Path, *lines: str, asked: str = "node2") -> threading.Thread:
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
-        ("node2 has left with rollout.2; nothing of it is drawn again", 0),
-        ("node2 does not leave: it has policy.1, and only generators can leave within a run", 2),
+        ("node2 has left", 0),
+        ("node2 does not leave: g-core run is there", 2),
     ],
 )
 def test_what_the_run_answers_is_printed_and_is_the_exit_code(
@@ -59,7 +60,7 @@ def test_what_the_run_answers_is_printed_and_is_the_exit_code(
 
 def test_a_host_may_be_named_by_its_node(run: Path) -> None:
     """The run takes either name, and answers with the host's."""
-    thread = answering(run, "node2 has left with rollout.2", asked="agent.2")
+    thread = answering(run, "node2 has left", asked="agent.2")
     assert drain(run, "agent.2", 10.0) == 0
     thread.join()
 
@@ -107,16 +108,18 @@ async def test_a_host_that_has_left_is_not_asked_again_until_the_list_was_withou
     hosts = tmp_path / "hosts"
     hosts.write_text("node1\nnode2\n")
     launcher = CommandLauncher(CommandConfig(hosts=str(hosts), min_hosts=1))
-    await launcher.let_go("node2")
-    assert await launcher._ask_absent(["node1"]) is None
+    launcher.let_go("node2")
+    there = [Host(name="node1", facts=machine_facts())]
+    assert await launcher._ask_absent(there) == ""
     present, missing = await launcher._ask(again=True)
     assert [host.name for host in present] == ["node1"]
     assert missing == {"node2": "it has left"}
     hosts.write_text("node1\n")
-    assert await launcher._ask_absent(["node1"]) is None
+    assert await launcher._ask_absent(there) == ""
     hosts.write_text("node1\nnode2\n")
-    host = await launcher._ask_absent(["node1"])
-    assert host is not None and host.name == "node2"
+    assert await launcher._ask_absent(there) == "node2"
+    there[0] = Host(name="node1", facts=msgspec.structs.replace(there[0].facts, machine="node2"))
+    assert await launcher._ask_absent(there) == "", "another name of a machine that is there"
 
 
 class LostHome:
@@ -137,21 +140,12 @@ class LostHome:
         pass
 
 
-@pytest.mark.parametrize(
-    ("lines", "again"),
-    [
-        ([], False),
-        (["node2 finishes what it has begun, and leaves then"], False),
-        (["node2 does not leave: it has policy.1"], True),
-    ],
-)
-async def test_a_node_that_has_to_stay_comes_again_when_home_is_lost(
-    lines: list[str], again: bool
-) -> None:
-    """One that was leaving is done; of one that was refused the run needs what it has."""
+@pytest.mark.parametrize("says", [[], [Over(well=False, again=True)]], ids=["lost", "begins again"])
+async def test_a_node_that_leaves_does_not_come_again(says: list[Over]) -> None:
     wish = Wish(host="home", port=1, token=b"", name="node2", wait_s=1.0, again_s=1.0)
-    member = Member(wish)
-    member._is_leaving = True
-    home: Any = LostHome(*map(Leaves, lines))
-    over, _ = await member._served(home)
-    assert over.again == again
+    for is_leaving in (True, False):
+        member = Member(wish)
+        member._is_leaving = is_leaving
+        home: Any = LostHome(*says)
+        over, _ = await member._served(home)
+        assert over.again != is_leaving

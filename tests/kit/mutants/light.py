@@ -19,9 +19,8 @@ from gcore_core.builtin.placement import Even
 from gcore_core.contract.algorithms import ActionScalars, GroupScalars, Work
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import FoundNodes, NodeFacts, Peer, Servable, Site
+from gcore_core.contract.launching import FoundNodes, NodeFacts, Servable, Site
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
@@ -986,122 +985,45 @@ class LosesANodeWithoutAWord(CleanLauncher):
             return FoundNodes(nodes=[replace(nodes[0], devices=())] if again else nodes)
 
 
-class FakeNewcomers:
-    """Takes in one machine: the one that is there, under another name."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    async def next(self) -> NodeFacts:
-        return NodeFacts(name="agent.1", devices=(Device(index=0, kind="cpu"),))
-
-    async def take_in(self, node: str, processes: Sequence[str]) -> None:
-        site = self.site
-        names = [node, *processes]
-        for view in site.views.values():
-            view.update({name: f"inline:{name}" for name in names})
-        site.views[node] = dict(site.views[site.home])
-        site.nodes[node] = site.home_node
-        site.where.update(dict.fromkeys(processes, node))
-        site.public.update({name: f"inline:{name}" for name in names})
-        site.bulk[node] = "inline:bulk"
-
-    async def let_go(self, node: str, why: str) -> None:
-        site = self.site
-        names = [node, *(name for name, there in site.where.items() if there == node)]
-        for known in (site.nodes, site.where, site.public, site.bulk, site.views):
-            for name in names:
-                known.pop(name, None)
-        for view in site.views.values():
-            for name in names:
-                view.pop(name, None)
-
-
-class CleanGrowingLauncher(CleanLauncher):
-    Newcomers: ClassVar[type[FakeNewcomers]] = FakeNewcomers
-
-    def come(self, launcher: Any) -> None: ...
-
-    @pytest.fixture
-    def launcher(self) -> InlineLauncher:
-        newcomers = self.Newcomers
-
-        class Growing(InlineLauncher):
-            @contextlib.asynccontextmanager
-            async def site(
-                self, where: Mapping[str, str], supervisor: Servable, logs: Path
-            ) -> AsyncIterator[Site]:
-                async with super().site(where, supervisor, logs) as site:
-                    views = {node: dict(view) for node, view in site.views.items()}
-                    site = replace(site, views=views)
-                    yield replace(site, newcomers=newcomers(site))
-
-        return Growing()
-
-
-class KeepsTheAddressesOfWhatItLetsGo(CleanGrowingLauncher):
-    caught_by = ("test_a_machine_that_comes_is_taken_in_and_let_go",)
-
-    class Newcomers(FakeNewcomers):
-        async def let_go(self, node: str, why: str) -> None:
-            self.site.nodes.pop(node)
-            self.site.views.pop(node)
-
-
-class TellsNobodyWhereTheNewcomerIs(CleanGrowingLauncher):
-    caught_by = ("test_a_machine_that_comes_is_taken_in_and_let_go",)
-
-    class Newcomers(FakeNewcomers):
-        async def take_in(self, node: str, processes: Sequence[str]) -> None:
-            before = {name: dict(view) for name, view in self.site.views.items()}
-            await super().take_in(node, processes)
-            self.site.views.update(before)
-
-
-class MayGo:
-    """An agent that may end."""
-
-    def __init__(self, agent: Peer) -> None:
-        self.name = agent.name
-        self.has_gone = False
-        self._agent = agent
-
-    async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
-        if self.has_gone:
-            raise WorkerDied("it has gone", where=self.name)
-        return await self._agent.call(endpoint, request, deadline_s=deadline_s)
-
-
 class CleanLeavingLauncher(CleanLauncher):
     """Its second node is the first one under another name, so it has no files of its own."""
 
     test_files_go_to_every_node_and_come_back = None  # type: ignore[assignment]
-    goes: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
 
     @pytest.fixture
     def launcher(self) -> InlineLauncher:
-        goes = self.goes
+        remembers = self.remembers
+        left = False
+
+        def let_go() -> None:
+            nonlocal left
+            left = remembers
 
         class Leaving(InlineLauncher):
+            async def nodes(self, devices: int | str) -> list[NodeFacts]:
+                nodes = await super().nodes(devices)
+                other = [] if left else [NodeFacts(name="agent.1", devices=(), host="other")]
+                return [*nodes, *other]
+
+            async def find_nodes(self, devices: int | str, *, again: bool) -> FoundNodes:
+                missing = {"other": "it has left"} if left else {}
+                return FoundNodes(nodes=await self.nodes(devices), missing=missing)
+
             @contextlib.asynccontextmanager
             async def site(
                 self, where: Mapping[str, str], supervisor: Servable, logs: Path
             ) -> AsyncIterator[Site]:
                 async with super().site(where, supervisor, logs) as site:
-                    agent: Any = MayGo(site.home_node.agent)
-
-                    async def let_go() -> None:
-                        agent.has_gone = goes
-
-                    site.nodes["agent.1"] = replace(site.home_node, agent=agent, let_go=let_go)
-                    yield replace(site, views={**site.views, "agent.1": site.views[site.home]})
+                    other = {} if left else {"agent.1": replace(site.home_node, let_go=let_go)}
+                    yield replace(site, nodes={**site.nodes, **other})
 
         return Leaving()
 
 
-class GoesOnWhereItWasLetGo(CleanLeavingLauncher):
-    caught_by = ("test_a_machine_that_is_let_go_has_ended_and_the_others_go_on",)
-    goes = False
+class FindsAMachineThatHasLeft(CleanLeavingLauncher):
+    caught_by = ("test_a_machine_that_is_let_go_is_not_of_the_next_site",)
+    remembers = False
 
 
 class PutsAllOnOneNode(CleanLauncher):
