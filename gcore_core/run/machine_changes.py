@@ -74,7 +74,8 @@ class MachineChanges:
         """Waits for one machine that has come, where the run has room for it."""
         slots = self.job.placed.window.slots
         plan = self.job.plan
-        has_room = any(slots[role] < one.slots for role, one in plan.settings.roles.items())
+        roles = plan.settings.roles.items()
+        has_room = any(slots.get(role, one.slots) < one.slots for role, one in roles)
         has_room = has_room and not pushes_nearby(plan.objects.get("controller"))
         if has_room and self.site.newcomer is not None:
             self._end_at_checkpoint(f"{await self.site.newcomer()} has come; the run takes it in")

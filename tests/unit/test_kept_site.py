@@ -14,6 +14,8 @@ import pytest
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.run.kept_site import KeptSite
 
+SUPERVISOR: Any = SimpleNamespace(name="supervisor")
+
 
 class Recorder:
     """Is a launcher that writes down how each of its sites was closed."""
@@ -49,7 +51,7 @@ def job() -> Any:
 def test_a_run_that_ends_well_closes_its_site_without_an_error(launcher: Recorder) -> None:
     async def run() -> None:
         async with KeptSite(job()) as place:
-            await place.open()
+            await place.open(SUPERVISOR)
 
     asyncio.run(run())
     assert launcher.closed == [None]
@@ -60,7 +62,7 @@ def test_an_error_goes_through_the_site(launcher: Recorder) -> None:
 
     async def run() -> None:
         async with KeptSite(job()) as place:
-            await place.open()
+            await place.open(SUPERVISOR)
             raise error
 
     with pytest.raises(KeyError, match="on purpose"):
@@ -75,11 +77,11 @@ def test_a_run_that_goes_on_elsewhere_closes_the_site_before_with_an_error(
 
     async def run() -> None:
         async with KeptSite(job()) as place:
-            first = await place.open()
+            first = await place.open(SUPERVISOR)
             await place.clear(is_kept=True)
-            assert await place.open() is first
+            assert await place.open(SUPERVISOR) is first
             await place.clear(is_kept=False)
-            assert await place.open() is not first
+            assert await place.open(SUPERVISOR) is not first
 
     asyncio.run(run())
     lost, end = launcher.closed

@@ -1016,7 +1016,10 @@ class CleanLeavingLauncher(CleanLauncher):
             ) -> AsyncIterator[Site]:
                 async with super().site(where, supervisor, logs) as site:
                     other = {} if left else {"agent.1": replace(site.home_node, let_go=let_go)}
-                    yield replace(site, nodes={**site.nodes, **other})
+                    views = dict.fromkeys(other, site.views[site.home])
+                    yield replace(
+                        site, nodes={**site.nodes, **other}, views={**site.views, **views}
+                    )
 
         return Leaving()
 
