@@ -502,7 +502,7 @@ class TorchGenerator:
             near = (margins < NEAR).numpy()
             for row in near.nonzero()[0].tolist():
                 tokens[row], logp[row], _ = choose(
-                    self._steady.next_logits(rows.waiting[row].row, self._actions(row)),
+                    self._steady.next_logits(rows.waiting[row].prompt, self._actions(row)),
                     torch.from_numpy(uniform[row : row + 1]),
                     config.temperature,
                     torch.from_numpy(greedy[row : row + 1]) if greedy[row] else None,
