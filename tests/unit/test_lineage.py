@@ -97,11 +97,11 @@ def test_rewards_of_several_scorers_pass_in_any_order() -> None:
     check_rewards(scored(header_of(), second, first))
 
 
-def test_a_score_that_comes_twice_counts_once_with_its_latest_value() -> None:
-    check_rewards(scored(header_of(), {"exact": 1.0}, {"exact": 1.0}))
+def test_a_score_that_comes_twice_is_refused() -> None:
+    """Nothing is scored again, so a second value is a fault."""
     header = scored(header_of(), {"exact": 1.0, "worked": 0.5}, {"exact": 0.25})
-    check_rewards(header)
-    assert header.rewards == {"exact": 0.25, "worked": 0.5}
+    with pytest.raises(RecordMismatch, match="rewards that no scorer gave it"):
+        check_rewards(header)
 
 
 @pytest.mark.parametrize(
