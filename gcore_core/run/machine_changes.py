@@ -76,9 +76,11 @@ class MachineChanges:
         plan = self.job.plan
         roles = plan.settings.roles.items()
         has_room = any(slots.get(role, one.slots) < one.slots for role, one in roles)
-        has_room = has_room and not pushes_nearby(plan.objects.get("controller"))
-        if has_room and self.site.newcomer is not None:
-            self._end_at_checkpoint(f"{await self.site.newcomer()} has come; the run takes it in")
+        if not has_room or pushes_nearby(plan.objects.get("controller")):
+            return
+        if self.site.newcomer is not None:
+            host = await self.site.newcomer()
+            self._end_at_checkpoint(f"{host} has come; the run takes it in")
 
     async def _asks(self, node: str) -> None:
         """Waits until the agent of a machine asks to leave."""

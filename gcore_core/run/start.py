@@ -354,11 +354,12 @@ async def _attempts(job: Job, display: Display, signals: Signals) -> None:
                             log.exception("the run goes on from its newest checkpoint")
                             display.note(str(error))  # first: clearing up may take long
                         works = False
-                        # All machines that there are get their part only when a site is opened.
                         changes = supervisor.changes
-                        keeps = not job.missing and not (changes and changes.is_due)
-                        keeps = keeps and not place.has_agent(error.where)
-                        is_open = await place.clear(is_kept=keeps)
+                        moves_on = changes is not None and changes.is_due
+                        # A machine that was missing, comes or leaves gets or loses its part only
+                        # when a site is opened.
+                        opens_anew = job.missing or moves_on or place.has_agent(error.where)
+                        is_open = await place.clear(is_kept=not opens_anew)
                         if changes is not None:
                             changes.say_left()
                         job = _resumed(job, display, key)

@@ -68,8 +68,7 @@ class Scoring:
     async def finish(self) -> None:
         """Returns when everything that was added is scored; raises what failed.
 
-        It is called when the judges are awake and all parts of a wave are worked off. Where records
-        are lost with their machine, more come behind it, and it is called again.
+        It is called when the judges are awake and all parts of a wave are worked off.
         """
         self._open.set()
         await asyncio.gather(*self._tasks)
