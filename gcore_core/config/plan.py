@@ -161,6 +161,11 @@ def learners(plan: Plan) -> list[str]:
     ]
 
 
+def trained_roles(plan: Plan) -> list[str]:
+    """Returns the roles that are trained, the policy last."""
+    return [*learners(plan), POLICY]
+
+
 def is_of_actions(plan: Plan) -> bool:
     """Returns whether the job's advantage is computed for each action, on ranks."""
     chosen = plan.provided.get("advantage")

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.config.plan import Plan, learners
+from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
@@ -76,7 +76,7 @@ class Keeper:
     ) -> None:
         self._plan = plan
         self._directory = directory
-        self._trainers = [POLICY, *learners(plan)]
+        self._trainers = trained_roles(plan)
         self._note = note
         self._hashed = hashed
         self._saved = saved

@@ -49,9 +49,8 @@ def lead(policy: Rank, critic: Rank, supervisor: Supervisor) -> Checkpointing:
         stopping=asyncio.Event(),
         saving=asyncio.Event(),
         supervisor=supervisor,
-        trainers=[policy],
-        learners=["critic"],
-        workers_of=lambda role: [critic],
+        trained={"critic": [[critic]], "policy": [[policy]]},
+        workers_of=lambda role: [critic] if role == "critic" else [policy],
     )
     return Checkpointing(context, {})
 
