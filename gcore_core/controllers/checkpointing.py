@@ -165,11 +165,11 @@ class Checkpointing:
     def _asked(self, request: SaveState) -> list[tuple[Peer, SaveState]]:
         """Returns every rank of every trainer, the policy's first, and what it is asked.
 
-        Each role saves into a directory of its own; the request names the policy's.
+        request: names the checkpoint's directory, in which each role has its own.
         """
         asked = []
         for role in reversed(list(self._context.trained)):
-            directory = str(Path(request.directory).with_name(role)) if request.directory else ""
+            directory = str(Path(request.directory) / role) if request.directory else ""
             own = msgspec.structs.replace(request, directory=directory)
             asked += [(peer, own) for peer in self._context.workers_of(role)]
         return asked

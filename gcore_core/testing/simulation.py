@@ -505,7 +505,7 @@ async def _run_all(
 
 
 def _saved(store: Path, step: int) -> Path:
-    return store.with_name(f"{store.name}-step{step}")
+    return store.with_name(f"{store.name}-step{step}") / POLICY
 
 
 async def _serve_supervisor(
@@ -534,8 +534,8 @@ async def _serve_supervisor(
 
     async def open_checkpoint(request: OpenCheckpoint, call: Call) -> CheckpointPlace:
         place = _saved(store, request.step)
-        place.mkdir(exist_ok=True)
-        return CheckpointPlace(str(place))
+        place.mkdir(exist_ok=True, parents=True)
+        return CheckpointPlace(str(place.parent))
 
     async def begin_checkpoint(request: CommitCheckpoint, call: Call) -> Nothing:
         return Nothing()

@@ -35,7 +35,7 @@ class Supervisor:
 
     async def call(self, endpoint: Any, request: Any, **_: Any) -> Any:
         if endpoint.name == "open_checkpoint":
-            return CheckpointPlace("/run/checkpoint/policy")
+            return CheckpointPlace("/run/checkpoint")
         if endpoint.name == "commit_checkpoint":
             self.failed.append(request.failed)
         return Nothing()
