@@ -152,18 +152,14 @@ class Plan:
         return f"default of the core (gcore-core {__version__})"
 
 
-def learners(plan: Plan) -> list[str]:
-    """Returns the roles that are trained besides the policy."""
-    return [
+def trained_roles(plan: Plan) -> list[str]:
+    """Returns the roles that are trained, the policy last."""
+    learners = [
         role
         for role in plan.settings.roles
         if role != POLICY and plan.provided[f"roles.{role}"].kind == "trainer"
     ]
-
-
-def trained_roles(plan: Plan) -> list[str]:
-    """Returns the roles that are trained, the policy last."""
-    return [*learners(plan), POLICY]
+    return [*learners, POLICY]
 
 
 def is_of_actions(plan: Plan) -> bool:

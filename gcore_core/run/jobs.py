@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.plan import Plan, is_of_actions, learners, trained_roles
+from gcore_core.config.plan import Plan, is_of_actions, trained_roles
 from gcore_core.contract.abilities import (
     groups_per_step,
     largest_gap,
@@ -473,7 +473,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         devices_in_use=job.placed.in_use(role, rank) if node else 0,
         updates_per_step=(
             node.minibatches * node.epochs
-            if node is not None and role in learners(job.plan)
+            if node is not None and role != POLICY and role in trained_roles(job.plan)
             else updates_per_step(job.plan.objects["controller"])
         ),
         model=dict(job.models.get(role, {})),
