@@ -27,7 +27,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.run import directory as run_directory
-from gcore_core.run import journals, summary
+from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
@@ -116,7 +116,7 @@ class Supervisor:
         if self._metrics.went_back:
             run_directory.set_end_aside(job.directory)
         if job.resumed:
-            journals.go_back(job.directory, job.resumed.step, display.note)
+            run_directory.go_back(job.directory, job.resumed.step, display.note)
         self._waiting = set(job.names())  # processes that have not said hello
         self._ready = asyncio.Event()  # set when none is waited for
         # Names of those that have not ended.
