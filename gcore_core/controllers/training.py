@@ -148,10 +148,8 @@ class Training:
         ]
         answer = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
         by_role = msgspec.msgpack.decode(answer, type=dict[str, list[Assignment]])
-        return {
-            role: {(a.ordinal, a.sample): a for a in assignments}
-            for role, assignments in by_role.items()
-        }
+        keys = [(fact.ordinal, fact.sample) for fact in facts]
+        return {role: dict(zip(keys, own, strict=True)) for role, own in by_role.items()}
 
     def _draw(self, step: int, records: list[Facts]) -> dict[str, Drawn]:
         """Draws the plan of each role for the records of all shards."""
@@ -522,7 +520,7 @@ def draw_plan(
     places = zip(facts, *columns, strict=True)
     return Drawn(
         {
-            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch, tile)
+            (f.ordinal, f.sample): Assignment(rank, minibatch, tile)
             for f, rank, minibatch, tile in places
         },
         [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],
