@@ -453,7 +453,8 @@ def _explained(
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
-    gone = getattr(error.object_type, "GONE_KEYS", {})  # key -> what to do in its place
+    # Keys that are gone, and values as KEY=VALUE -> what to do in their place.
+    gone = getattr(error.object_type, "GONE_KEYS", {})
     if str(error.key) in gone:
         return ConfigError(
             "there is no such key any more.",
@@ -472,9 +473,7 @@ def _explained(
         what = f"{error.object_type_str!r} has no such field" if owner else "there is no such key"
         first = f"{what}{did_you_mean(str(error.key), choices)}."
         why.append(f"there are: {', '.join(choices)}")
-    # Values that are gone: key -> value -> what to do in its place.
-    gone = getattr(error.object_type, "GONE_VALUES", {}).get(str(error.key), {})
-    todo = gone.get(getattr(error, "value", None), "")
+    todo = gone.get(f"{error.key}={getattr(error, 'value', None)}", "")
     return ConfigError(first, where=where, why="\n".join(why), todo=todo, choices=choices)
 
 
