@@ -152,13 +152,14 @@ class Plan:
         return f"default of the core (gcore-core {__version__})"
 
 
-def learners(plan: Plan) -> list[str]:
-    """Returns the roles that are trained besides the policy."""
-    return [
+def trained_roles(plan: Plan) -> list[str]:
+    """Returns the roles that are trained, the policy last."""
+    learners = [
         role
         for role in plan.settings.roles
         if role != POLICY and plan.provided[f"roles.{role}"].kind == "trainer"
     ]
+    return [*learners, POLICY]
 
 
 def is_of_actions(plan: Plan) -> bool:
@@ -452,7 +453,8 @@ def _explained(
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
-    gone = getattr(error.object_type, "GONE_KEYS", {})  # key -> what to do in its place
+    # Keys that are gone, and values as KEY=VALUE -> what to do in their place.
+    gone = getattr(error.object_type, "GONE_KEYS", {})
     if str(error.key) in gone:
         return ConfigError(
             "there is no such key any more.",
@@ -471,9 +473,7 @@ def _explained(
         what = f"{error.object_type_str!r} has no such field" if owner else "there is no such key"
         first = f"{what}{did_you_mean(str(error.key), choices)}."
         why.append(f"there are: {', '.join(choices)}")
-    # Values that are gone: key -> value -> what to do in its place.
-    gone = getattr(error.object_type, "GONE_VALUES", {}).get(str(error.key), {})
-    todo = gone.get(getattr(error, "value", None), "")
+    todo = gone.get(f"{error.key}={getattr(error, 'value', None)}", "")
     return ConfigError(first, where=where, why="\n".join(why), todo=todo, choices=choices)
 
 

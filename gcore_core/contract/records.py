@@ -31,7 +31,6 @@ The forms that a record has on its way, each named by (ordinal, sample):
     Question       contract/questions.py       a reward that asks a role                 the scorer's worker, which asks for the answers
     RecordScore    contract/records.py         the scorer's worker                       the ledger of a controller
     Facts          contract/records.py         a controller, of a Header                 the lead, for the balancer
-    Assignment     contract/records.py         the lead, of Facts                        controllers
     TrainItem      runtime/messages.py         a controller, of Header and Assignment    workers of trainers and annotators
     TrainRecord    contract/trainer.py         these workers, of a TrainItem             trainers, annotators
     Compared       contract/sentinel.py        a trainer's worker, of a TrainRecord      the sentinel, generators that explain a gap
@@ -288,9 +287,8 @@ class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Says where one record trains.
+    """Says where one record trains; the lead gives one for each ``Facts``, in their order.
 
-    ordinal, sample: which record it is.
     rank: the data-parallel rank.
     minibatch: the minibatch of the step; it is drawn by seed, never by length.
     tile: the part of its minibatch that it belongs to. A tile trains on one rank as a whole, and
@@ -298,8 +296,6 @@ class Assignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
         deterministic.
     """
 
-    ordinal: int
-    sample: int
     rank: int
     minibatch: int
     tile: int = 0

@@ -41,15 +41,16 @@ half there, as a killed run may leave it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import DataError
 
+T = TypeVar("T")
 CONFIG = "config.yaml"
 ORIGINS = "origins.json"
 LOCK = "plugins.lock.json"
@@ -130,16 +131,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     Where the file has them, a row has ``digests`` (stage -> digest in hexadecimal, see ``DIGESTS``)
     and ``weights_sha256``.
     """
-    try:
-        lines = (run_dir / METRICS).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
     rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line, type=_MetricsRow)
-        except msgspec.DecodeError:
-            continue
+    for row in _rows(run_dir / METRICS, msgspec.json.Decoder(_MetricsRow).decode):
         while rows and rows[-1]["step"] > row.step:
             rows.pop()
         same = (
@@ -353,15 +346,7 @@ def read_trace(run_dir: Path) -> Iterator[Line]:
     decode = msgspec.json.Decoder(Line).decode
     for path in files:
         ahead_s = 0.0
-        lines = path.read_bytes().split(b"\n")
-        whole = lines[:-1]  # behind the last newline is nothing, or half a line
-        for number, text in enumerate(whole, 1):
-            try:
-                line = decode(text)
-            except msgspec.MsgspecError as error:
-                raise DataError(
-                    "a line of the trace cannot be read.", where=f"{path}:{number}", why=str(error)
-                ) from None
+        for line in _rows(path, decode, broken="a line of the trace cannot be read."):
             if isinstance(line, Clock):
                 ahead_s = line.wall_s
             yield _of_day(line, ahead_s)
@@ -418,11 +403,7 @@ def read_tensors(run_dir: Path, step: int) -> tuple[str, dict[str, str]]:
     decode = msgspec.json.Decoder(TensorNames | PushedTensors).decode
     names: list[str] = []
     pushed = "", dict[str, str]()
-    for text in _lines(run_dir / TENSORS):
-        try:
-            line = decode(text)
-        except msgspec.MsgspecError:
-            continue  # half a line, as a killed run may leave it
+    for line in _rows(run_dir / TENSORS, decode):
         if isinstance(line, TensorNames):
             names = line.names
         elif line.step == step:
@@ -464,11 +445,7 @@ class TrainedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=Tru
 
 def read_tokens(run_dir: Path) -> Iterator[TrainedTokens]:
     """Yields the records of ``tokens.jsonl`` in the order of steps; none where there is no file."""
-    for text in _lines(run_dir / TOKENS):
-        try:
-            yield decode_tokens(text)
-        except msgspec.MsgspecError:
-            continue  # half a line, as a killed run may leave it
+    return _rows(run_dir / TOKENS, decode_tokens)
 
 
 _decode_finite = msgspec.json.Decoder(TrainedTokens).decode
@@ -514,23 +491,30 @@ def read_environment(run_dir: Path, step: int) -> Environment | None:
     It is None where that was not written.
     """
     latest = None
-    for text in _lines(run_dir / ENVIRONMENT):
-        try:
-            line = msgspec.json.decode(text, type=Environment)
-        except msgspec.MsgspecError:
-            continue
+    for line in _rows(run_dir / ENVIRONMENT, msgspec.json.Decoder(Environment).decode):
         if latest is None or line.step <= step:
             latest = line
     return latest
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file, one at a time; none of a file that is not there."""
-    try:
-        with path.open("rb") as file:
-            yield from file
-    except FileNotFoundError:
+def _rows(path: Path, decode: Callable[[bytes], T], broken: str = "") -> Iterator[T]:
+    """Yields the rows of a file, one a line; none of a file that is not there.
+
+    Half a row, as a killed run may leave it, is left out.
+
+    broken: what a DataError says of a whole line that is no row; empty: it is left out, too.
+    """
+    if not path.exists():
         return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = decode(line)
+            except msgspec.MsgspecError as error:
+                if not broken or not line.endswith(b"\n"):
+                    continue
+                raise DataError(broken, where=f"{path}:{number}", why=str(error)) from None
+            yield row
 
 
 # -- placement decisions ---------------------------------------------------------------------------
@@ -614,13 +598,7 @@ def read_placement(run_dir: Path) -> tuple[dict[int, Decided], dict[int, Measure
     decisions: dict[int, Decided] = {}
     outcomes: dict[int, Measured] = {}
     decode = msgspec.json.Decoder(Decided | Measured).decode
-    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-        try:
-            line = decode(text)
-        except msgspec.MsgspecError as error:
-            raise DataError(
-                "a line cannot be read.", where=f"{path}:{number}", why=str(error)
-            ) from None
+    for line in _rows(path, decode, broken="a line cannot be read."):
         if isinstance(line, Decided) and line.rescued and line.step in decisions:
             decisions[line.step].rescues.append(line)
         elif isinstance(line, Decided):

@@ -38,7 +38,7 @@ async def annotate(
     context: ControllerContext,
     step: int,
     items: Sequence[TrainItem],
-    by_learner: Mapping[str, Sequence[Sequence[TrainItem]]],
+    by_trained: Mapping[str, Sequence[Sequence[TrainItem]]],
     purpose: str = TRAIN,
 ) -> Extras:
     """Returns where the columns lie that all roles gave of the records.
@@ -47,14 +47,14 @@ async def annotate(
     Raises WeightMismatch when the workers of one role hold different weights.
 
     items: this shard's records.
-    by_learner: role that is trained -> the same records, by the rank that trains on them.
+    by_trained: role that is trained -> the same records, by the rank that trains on them.
     purpose: TRAIN, or what else the records are for.
     """
     extras: dict[Key, list[Extra]] = defaultdict(list)
-    givers = [role for role in by_learner if context.facts.learners[role].gives]
+    givers = [role for role in by_trained if context.facts.trained[role].gives]
     parts = await asyncio.gather(
         *(_of_role(context, step, role, items, purpose) for role in context.annotators),
-        *(_of_learner(context, step, role, by_learner[role]) for role in givers),
+        *(_of_trained(context, step, role, by_trained[role]) for role in givers),
     )
     for part in parts:
         for key, extra in part.items():
@@ -76,8 +76,8 @@ async def release_annotations(context: ControllerContext, before: int) -> None:
     No shard may need these columns any more.
     """
     peers = [peer for workers in context.annotators.values() for peer in workers]
-    for role, learner in context.facts.learners.items():
-        peers += context.workers_of(role) if learner.gives else []
+    for role, trained in context.facts.trained.items():
+        peers += context.workers_of(role) if trained.gives else []
     request = ReleaseSteps(before)
     await asyncio.gather(*(insist(peer, RELEASE_STEPS, request) for peer in peers))
 
@@ -100,13 +100,13 @@ async def _of_role(
     return _extras(role, [share for _, share in shares], replies)
 
 
-async def _of_learner(
+async def _of_trained(
     context: ControllerContext, step: int, role: str, by_rank: Sequence[Sequence[TrainItem]]
 ) -> dict[Key, Extra]:
     """Has all ranks of a role that is trained annotate the records that each will train on."""
     shard = context.facts.shard
     requests = [AnnotateRequest(step, shard, list(items)) for items in by_rank]
-    ranks = context.learners[role]
+    ranks = context.trained[role]
     replies = await ask_ranks(shard, ranks, ANNOTATE_RANKS, step, requests)
     return _extras(role, by_rank, replies)
 

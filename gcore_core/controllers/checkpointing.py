@@ -165,12 +165,12 @@ class Checkpointing:
     def _asked(self, request: SaveState) -> list[tuple[Peer, SaveState]]:
         """Returns every rank of every trainer, the policy's first, and what it is asked.
 
-        Each role saves into a directory of its own beside the policy's.
+        request: names the checkpoint's directory, in which each role has its own.
         """
-        asked = [(peer, request) for peer in self._context.trainers]
-        for role in self._context.learners:
-            beside = str(Path(request.directory).with_name(role)) if request.directory else ""
-            own = msgspec.structs.replace(request, directory=beside)
+        asked = []
+        for role in reversed(list(self._context.trained)):
+            directory = str(Path(request.directory) / role) if request.directory else ""
+            own = msgspec.structs.replace(request, directory=directory)
             asked += [(peer, own) for peer in self._context.workers_of(role)]
         return asked
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from gcore_core.contract.algorithms import ActionAdvantage, Advantage, Balancer, Filter
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec, build
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.contract.plugin_code import PluginCode
@@ -39,14 +40,13 @@ class ControllerContext:
     agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
     supervisor: it shows reports and commits checkpoints.
     replicas: the policy's generators, in order of their numbers.
-    ranks: the workers of each data-parallel rank of the policy's trainer.
+    trained: role that is trained -> the workers of each data-parallel rank; the policy is the last.
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
     filter, balancer: the job's other algorithms.
     sampling: how the records of a group are drawn; None: all at once.
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns and is not trained -> its workers.
-    learners: role that is trained besides the policy -> the workers of each data-parallel rank.
     placement: the policy that moves devices between generators; none where nothing moves.
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
@@ -60,14 +60,13 @@ class ControllerContext:
     agree: Agreements
     supervisor: Peer
     replicas: list[Peer]
-    ranks: list[list[Peer]]
+    trained: Mapping[str, list[list[Peer]]]
     scorers: list[tuple[Peer, list[str]]]
     chosen_advantage: Advantage | ActionAdvantage | None
     filter: Filter
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
-    learners: Mapping[str, list[list[Peer]]] = field(default_factory=dict)
     sampling: SamplingProgram | None = None
     placement: PlacementPolicy | None = None
     agents: Mapping[str, Peer] = field(default_factory=dict)
@@ -110,13 +109,18 @@ class ControllerContext:
         return balancer_code(self.balancer, self.facts.providers.get("balance", ""))
 
     @property
+    def ranks(self) -> list[list[Peer]]:
+        """The workers of each data-parallel rank of the policy's trainer."""
+        return self.trained[POLICY]
+
+    @property
     def trainers(self) -> list[Peer]:
         """Every worker of the policy's trainer; the first one sends weights."""
-        return [peer for rank in self.ranks for peer in rank]
+        return self.workers_of(POLICY)
 
-    def workers_of(self, learner: str) -> list[Peer]:
-        """Every worker of a role that is trained besides the policy."""
-        return [peer for rank in self.learners[learner] for peer in rank]
+    def workers_of(self, trained: str) -> list[Peer]:
+        """Every worker of a role that is trained."""
+        return [peer for rank in self.trained[trained] for peer in rank]
 
 
 def make_context(
@@ -135,7 +139,10 @@ def make_context(
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
         replicas=[network.peer(name) for name in facts.replicas],
-        ranks=[[network.peer(name) for name in rank] for rank in facts.ranks],
+        trained={
+            role: [[network.peer(name) for name in rank] for rank in trained.ranks]
+            for role, trained in facts.trained.items()
+        },
         scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
@@ -146,10 +153,6 @@ def make_context(
         },
         annotators={
             role: [network.peer(name) for name in names] for role, names in facts.annotators.items()
-        },
-        learners={
-            role: [[network.peer(name) for name in rank] for rank in learner.ranks]
-            for role, learner in facts.learners.items()
         },
         placement=build(factories["placement"]) if "placement" in factories else None,
         agents={

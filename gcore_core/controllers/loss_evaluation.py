@@ -78,9 +78,7 @@ class LossEvaluation:
         context = self._context
         ranks = len(context.ranks)
         plan: Plan = {
-            header.key: Assignment(*header.key, header.row % ranks, 0)
-            for group in groups
-            for header in group
+            header.key: Assignment(header.row % ranks, 0) for group in groups for header in group
         }
         unplaced = [train_item(header, plan) for group in groups for header in group]
         parts: list[list[TrainItem]] = [[] for _ in range(ranks)]

@@ -15,6 +15,7 @@ from gcore_core.contract.errors import (
     WeightMismatch,
     WorkerDied,
 )
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Endpoint, Peer, Request
 from gcore_core.contract.weight_transfer import SHM
 from gcore_core.controllers.annotating import release_annotations
@@ -148,9 +149,9 @@ class Publishing:
         """
         if not output:
             return True
-        directories = [(peer, output) for peer in self._context.trainers]
-        for role in self._context.learners:
-            own = f"{output}-{role}"
+        directories = []
+        for role in self._context.trained:
+            own = output if role == POLICY else f"{output}-{role}"
             directories += [(peer, own) for peer in self._context.workers_of(role)]
         remove = [(peer, PlaceWeights(directory, False)) for peer, directory in directories]
         place = [(peer, PlaceWeights(directory, True)) for peer, directory in directories]

@@ -130,15 +130,15 @@ class StepProgram(ABC):
         if not taken.teaches:
             seen = await self._canaries()
             return seen | await self._skip(step, watch)
-        plan = await self.training.balance(step, taken.groups)
-        scalars = await self.training.prepare(step, taken.groups, plan)
+        plans = await self.training.balance(step, taken.groups)
+        scalars = await self.training.prepare(step, taken.groups, plans)
         advantages = await self.training.advantages(taken.groups, scalars)
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
         seen = await self._canaries()
         try:
-            metrics = await self.training.train(step, advantages, plan)
+            metrics = await self.training.train(step, advantages, plans)
         except WeightMismatch:
             # What the trainers hold now was trained on such records; what is being saved was not.
             await self.checkpointing.settle()

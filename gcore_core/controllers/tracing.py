@@ -10,17 +10,18 @@ supervisor's machine; each process that writes a file begins with one.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gcore_core.contract.records import OK, Header, RecordScore
 from gcore_core.contract.run_files import Asked, Clock, GroupAdvantages, Line, Record, Stage
+from gcore_core.runtime.journal import Journal
 
-log = logging.getLogger(__name__)
 _FLUSH_LINES = 1024
 
 
@@ -58,21 +59,20 @@ class Stopwatch:
 class Trace:
     """Writes one shard's lines; without a directory it keeps nothing.
 
-    Where lines cannot be written any more, records are still kept until their verdict: placement
-    measures by them.
+    Where its journal has ended, records are still kept until their verdict: placement measures by
+    them.
 
     ahead_s: how far the time of day is from the event loop's clock. Until it is set, it is that of
         this machine.
     """
 
     def __init__(self, directory: str, shard: int) -> None:
-        # None: nothing is written, or nothing any more.
-        self._path = Path(directory) / f"controller.{shard}.jsonl" if directory else None
-        self._keeps_records = bool(directory)
+        path = Path(directory) / f"controller.{shard}.jsonl"
+        self._journal = Journal(path) if directory else None
         self._shard = shard
         self._encode = msgspec.json.Encoder().encode
         self._open: dict[tuple[int, int], Record] = {}  # by ``Header.key``, until their verdict
-        self._lines: list[bytes] = []
+        self._lines: list[Any] = []
         self._has_begun = False
         self.ahead_s: float | None = None
 
@@ -81,7 +81,7 @@ class Trace:
 
         sent_s: when the replica was asked.
         """
-        if not self._keeps_records:
+        if self._journal is None:
             return
         now_s = asyncio.get_running_loop().time()
         for h in headers:
@@ -156,7 +156,7 @@ class Trace:
 
     def advantages(self, step: int, advantages: Mapping[tuple[int, int], float]) -> None:
         """Writes the advantages of the records that a step trains on, by (ordinal, sample)."""
-        if self._path is None:
+        if self._journal is None:
             return
         groups: dict[int, dict[int, float]] = {}
         for (ordinal, sample), value in advantages.items():
@@ -166,38 +166,29 @@ class Trace:
 
     def stage(self, step: int, name: str, start_s: float, end_s: float) -> None:
         """Writes one stage of a step; times are by the event loop's clock."""
-        if self._path is not None:
+        if self._journal is not None:
             self._write(Stage(step, self._shard, name, start_s, end_s))
 
     def _write(self, line: Line) -> None:
-        if self._path is None:
-            return
-        self._lines.append(self._encode(line))
+        self._lines.append(msgspec.Raw(self._encode(line)))
         if len(self._lines) >= _FLUSH_LINES:
             self.flush()
 
     def flush(self) -> None:
-        """Appends the lines that wait to the file.
-
-        When it fails, that is logged once, and the run goes on untraced.
-        """
-        if self._path is None or not self._lines:
+        """Appends the lines that wait to the file."""
+        if self._journal is None or not self._lines:
             return
         lines = self._lines
         self._lines = []
-        try:
-            if not self._has_begun:
-                self._path.parent.mkdir(exist_ok=True)
-                ahead_s = self.ahead_s
-                if ahead_s is None:
-                    ahead_s = time.time() - asyncio.get_running_loop().time()
-                lines.insert(0, self._encode(Clock(self._shard, ahead_s)))
-                self._has_begun = True
-            with self._path.open("ab") as file:
-                file.write(b"\n".join(lines) + b"\n")
-        except OSError as error:
-            log.error("%s cannot be written: %s; the trace ends here", self._path, error.strerror)
-            self._path = None
+        if not self._has_begun:
+            with contextlib.suppress(OSError):  # the journal says it
+                self._journal.path.parent.mkdir(exist_ok=True)
+            ahead_s = self.ahead_s
+            if ahead_s is None:
+                ahead_s = time.time() - asyncio.get_running_loop().time()
+            lines.insert(0, Clock(self._shard, ahead_s))
+            self._has_begun = True
+        self._journal.append(lines)
 
 
 def _hex(digest: int) -> str:

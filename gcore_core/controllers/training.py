@@ -6,7 +6,7 @@ Meanwhile every device serves the trainer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,7 @@ from gcore_core.contract.algorithms import (
     Work,
 )
 from gcore_core.contract.errors import ContractError, RecordMismatch, TrainingError, WeightMismatch
-from gcore_core.contract.launching import Peer
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.lineage import check_receipt, name_of
 from gcore_core.contract.order import row_of, step_seed
 from gcore_core.contract.plugin_code import PluginCode
@@ -58,9 +58,11 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.step_digests import digest_of, sum_of
+from gcore_core.runtime.worker_settings import TrainedFacts
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
 Plan = dict[Key, Assignment]
+Plans = dict[str, Plan]  # of each role that is trained
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,10 @@ class Training:
     A step program calls ``balance``, ``prepare``, ``advantages`` and ``train``, in this order; in a
     step without a group to train on only ``skip``.
 
-    The plan of a step says on which data-parallel rank and in which minibatch a record trains. A
-    record is stale when older weights than the trainer's began it: the trainer does not compare
-    its log-probs with its own.
+    Every role that is trained goes through the same loops, the policy as the last. Its plan of a
+    step says on which data-parallel rank and in which minibatch a record trains it. A record is
+    stale when older weights than the trainer's began it: the trainer does not compare its log-probs
+    with its own.
 
     watching: compares log-probs by the job's sentinel.
     """
@@ -93,8 +96,12 @@ class Training:
     def __init__(self, context: ControllerContext, config: SyncConfig) -> None:
         self._context = context
         self._config = config
-        self._drawn_plan: Drawn | None = None  # only the lead has it
-        self._plans: dict[str, Plan] = {}  # of each learner, for the step that is under way
+        trained = dict(context.facts.trained)
+        trained[POLICY] = msgspec.structs.replace(
+            trained[POLICY], minibatches=config.minibatches, epochs=config.epochs
+        )
+        self._trained: dict[str, TrainedFacts] = trained
+        self._drawn_plan: Drawn | None = None  # of the policy; only the lead has it
         self._digests: dict[str, int] = {}
         self.watching = Watching(context)
         self._balancer_provider = context.facts.providers.get("balance", "")
@@ -113,21 +120,23 @@ class Training:
         """
         return self._digests
 
-    async def balance(self, step: int, groups: list[list[Header]]) -> Plan:
-        """Sends the facts of this shard's records to the lead; returns the plan for these records.
+    async def balance(self, step: int, groups: list[list[Header]]) -> Plans:
+        """Sends the facts of this shard's records to the lead; returns the plans for these records.
 
-        Only the lead sees the facts of all shards, and only it asks the balancer. It also draws a
-        plan for every learner, which has ranks and minibatches of its own; they are kept until the
-        step has trained.
+        Only the lead sees the facts of all shards, and only it asks the balancer. It draws a plan
+        for every role, which has ranks and minibatches of its own.
         """
 
         async def lead(payloads: list[bytes]) -> list[bytes]:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in payloads]
             drawn = self._draw(step, [fact for part in by_shard for fact in part])
-            self._drawn_plan = drawn[0]
+            self._drawn_plan = drawn[POLICY]
             return [
                 msgspec.msgpack.encode(
-                    [[one.plan[f.ordinal, f.sample] for f in part] for one in drawn]
+                    {
+                        role: [one.plan[f.ordinal, f.sample] for f in part]
+                        for role, one in drawn.items()
+                    }
                 )
                 for part in by_shard
             ]
@@ -138,85 +147,78 @@ class Training:
             for h in group
         ]
         answer = await self._context.agree.ask("facts", msgspec.msgpack.encode(facts), lead)
-        plan, *others = [
-            {(a.ordinal, a.sample): a for a in assignments}
-            for assignments in msgspec.msgpack.decode(answer, type=list[list[Assignment]])
-        ]
-        self._plans = dict(zip(self._context.learners, others, strict=True))
-        return plan
+        by_role = msgspec.msgpack.decode(answer, type=dict[str, list[Assignment]])
+        keys = [(fact.ordinal, fact.sample) for fact in facts]
+        return {role: dict(zip(keys, own, strict=True)) for role, own in by_role.items()}
 
-    def _draw(self, step: int, records: list[Facts]) -> list[Drawn]:
-        """Draws the policy's plan for the records of all shards, then that of each learner."""
+    def _draw(self, step: int, records: list[Facts]) -> dict[str, Drawn]:
+        """Draws the plan of each role for the records of all shards."""
         context = self._context
-        facts = context.facts
-        sizes = [(len(context.ranks), self._config.minibatches, facts.whole_groups)]
-        sizes += [
-            (len(one.ranks), one.minibatches, one.whole_groups) for one in facts.learners.values()
-        ]
-        return [
-            draw_plan(
+        run = context.facts.run
+        return {
+            role: draw_plan(
                 records,
-                ranks,
-                minibatches,
-                step_seed(facts.run.seed, step),
+                len(trained.ranks),
+                trained.minibatches,
+                step_seed(run.seed, step),
                 context.balancer,
                 context.balancer_code,
-                self._config.tiles if facts.run.deterministic else None,
-                whole_groups=whole_groups,
+                self._config.tiles if run.deterministic else None,
+                whole_groups=trained.whole_groups,
             )
-            for ranks, minibatches, whole_groups in sizes
-        ]
+            for role, trained in self._trained.items()
+        }
 
     async def prepare(
-        self, step: int, groups: list[list[Header]], plan: Plan
+        self, step: int, groups: list[list[Header]], plans: Plans
     ) -> dict[Key, list[float]]:
         """Prepares the records on the ranks; returns the scalars that the advantage requires.
 
         Every role that gives columns annotates the records first. Then each rank of every trainer
         gets references to its records. For each record there is a row of scalars, by their sorted
-        names; none in a step in which the policy is not trained.
+        names; it is empty in a step in which the policy is not trained.
         """
         context = self._context
         masks = self._config.truncated == "mask"
-        items = dealt(groups, plan, len(context.ranks), masks_truncated=masks)
-        by_learner = {
-            role: dealt(groups, self._plans[role], len(ranks), masks_truncated=masks)
-            for role, ranks in context.learners.items()
+        items = {
+            role: dealt(groups, plans[role], len(ranks), masks_truncated=masks)
+            for role, ranks in context.trained.items()
         }
-        unplaced = [item for part in items for item in part]
-        extras = await annotate(context, step, unplaced, by_learner)
-        for role, parts in by_learner.items():
-            requests = [PrepareRequest(step, annotated(part, extras), []) for part in parts]
-            await self._ask(context.learners[role], PREPARE_RANKS, step, requests)
-        if self._policy_waits(step):
-            return {}
-        names = [] if self._is_of_actions else sorted(context.advantage.requires)
-        requests = [PrepareRequest(step, annotated(part, extras), names) for part in items]
-        replies = await self._ask(context.ranks, PREPARE_RANKS, step, requests)
-        return {
-            (item.ordinal, item.sample): row
-            for part, rows in zip(items, replies, strict=True)
-            for item, row in zip(part, rows, strict=True)
-        }
+        unplaced = [item for part in items[POLICY] for item in part]
+        extras = await annotate(context, step, unplaced, items)
+        scalars: dict[Key, list[float]] = {}
+        for role in self._training(step):
+            required = role == POLICY and not self._is_of_actions
+            names = sorted(context.advantage.requires) if required else []
+            parts = items[role]
+            requests = [PrepareRequest(step, annotated(part, extras), names) for part in parts]
+            replies = await self._ask(role, PREPARE_RANKS, step, requests)
+            scalars = {
+                (item.ordinal, item.sample): row
+                for part, rows in zip(parts, replies, strict=True)
+                for item, row in zip(part, rows, strict=True)
+            }
+        return scalars
 
     @property
     def _is_of_actions(self) -> bool:
         """Whether ranks compute the advantages, one for each action."""
         return isinstance(self._context.advantage, ActionAdvantage)
 
-    def _policy_waits(self, step: int) -> bool:
-        """Whether only learners train in this step: one of them has a head start."""
-        learners = self._context.facts.learners.values()
-        return step < max((learner.head_start for learner in learners), default=0)
+    def _training(self, step: int) -> list[str]:
+        """Returns the roles that train in this step; not the policy while one has a head start."""
+        policy_waits = step < max(trained.head_start for trained in self._trained.values())
+        return [role for role in self._trained if role != POLICY or not policy_waits]
 
     async def _ask(
         self,
-        ranks: list[list[Peer]],
+        role: str,
         endpoint: RelayedEndpoint[Part, Answer],
         step: int,
         parts: Sequence[Part],
     ) -> list[Answer]:
-        return await ask_ranks(self._context.facts.shard, ranks, endpoint, step, parts)
+        context = self._context
+        return await ask_ranks(context.facts.shard, context.trained[role], endpoint, step, parts)
 
     async def advantages(
         self, groups: list[list[Header]], scalars: Mapping[Key, list[float]]
@@ -279,7 +281,7 @@ class Training:
         return replace(numbers, scalars={name: rows[:, i] for i, name in enumerate(names)})
 
     async def train(
-        self, step: int, advantages: Mapping[Key, float], plan: Plan
+        self, step: int, advantages: Mapping[Key, float], plans: Plans
     ) -> dict[str, float]:
         """Runs all updates of the step on all ranks.
 
@@ -292,32 +294,46 @@ class Training:
         self._digests = {
             "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
         }
-        learners = self._context.facts.learners.values()
-        if self._policy_waits(step):
-            learned = await self._train_learners(step, advantages)
-            await self._skip(self._context.trainers, step)
-            return learned
-        if all(learner.apart for learner in learners):
-            trained, learned = await asyncio.gather(
-                self._train_policy(step, advantages, plan), self._train_learners(step, advantages)
-            )
-            return trained | learned
-        learned = await self._train_learners(step, advantages)
-        return await self._train_policy(step, advantages, plan) | learned
+        roles = self._training(step)
+        *learners, last = roles
+        # One role after the other, unless learners share no device with the policy.
+        at_once = last == POLICY and all(self._trained[role].apart for role in learners)
+        turns = [[POLICY], learners] if at_once else [roles]
+        metrics: dict[str, float] = {}
+        for of_turn in await asyncio.gather(
+            *(self._update(turn, step, advantages, plans) for turn in turns)
+        ):
+            metrics |= of_turn
+        await self._skip(self._trained.keys() - roles, step)
+        return metrics
 
-    async def _train_policy(
-        self, step: int, advantages: Mapping[Key, float], plan: Plan
+    async def _update(
+        self, roles: Sequence[str], step: int, advantages: Mapping[Key, float], plans: Plans
     ) -> dict[str, float]:
-        """Runs the policy's updates of the step; returns its metrics in the lead."""
-        config = self._config
-        ranks = self._context.ranks
-        parts = dealt_advantages(advantages, plan, len(ranks))
-        requests = [TrainRequest(step, part, config.minibatches, config.epochs) for part in parts]
-        replies = await self._ask(ranks, TRAIN_RANKS, step, requests)
-        answers = [reply for reply in replies if reply is not None]
+        """Runs the step's updates of some roles, one after the other; returns their metrics."""
+        metrics: dict[str, float] = {}
+        for role in roles:
+            trained = self._trained[role]
+            parts = dealt_advantages(advantages, plans[role], len(trained.ranks))
+            requests = [
+                TrainRequest(step, part, trained.minibatches, trained.epochs) for part in parts
+            ]
+            replies = await self._ask(role, TRAIN_RANKS, step, requests)
+            answers = [reply for reply in replies if reply is not None]
+            if role == POLICY:
+                metrics |= await self._judged(step, answers)
+            elif self._context.agree.lead:
+                masked_share(step, answers)  # raises where no action was trained on
+                own = answers[0].metrics
+                metrics |= {f"{role}/{name}": value for name, value in own.items()}
+        return metrics
+
+    async def _judged(self, step: int, answers: Sequence[TrainReply]) -> dict[str, float]:
+        """Judges the answers of the policy's ranks; returns the policy's metrics in the lead."""
         seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
         if not self._context.agree.lead:
             return {}
+        config = self._config
         metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
         self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         facts = self._context.facts
@@ -327,37 +343,16 @@ class Training:
         busy_s = np.array([reply.busy_s for reply in answers], np.float64)
         return self.watching.compared_gaps(metrics) | self._balance_metrics(busy_s)
 
-    async def _train_learners(self, step: int, advantages: Mapping[Key, float]) -> dict[str, float]:
-        """Runs the updates of every other role that is trained, one role after the other.
-
-        Returns their metrics in the lead.
-        """
-        metrics: dict[str, float] = {}
-        for role, learner in self._context.facts.learners.items():
-            ranks = self._context.learners[role]
-            parts = dealt_advantages(advantages, self._plans[role], len(ranks))
-            requests = [
-                TrainRequest(step, part, learner.minibatches, learner.epochs) for part in parts
-            ]
-            replies = await self._ask(ranks, TRAIN_RANKS, step, requests)
-            answers = [reply for reply in replies if reply is not None]
-            if self._context.agree.lead:
-                masked_share(step, answers)  # raises where no action was trained on
-                own = answers[0].metrics
-                metrics |= {f"{role}/{name}": value for name, value in own.items()}
-        return metrics
-
-    async def _skip(self, workers: Sequence[Peer], step: int) -> None:
-        """Tells workers that they do not train in this step; the lead does it."""
+    async def _skip(self, roles: Iterable[str], step: int) -> None:
+        """Tells the workers of roles that they do not train in this step; the lead does it."""
         if self._context.agree.lead:
+            workers = [peer for role in roles for peer in self._context.workers_of(role)]
             await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
 
     async def skip(self, step: int) -> None:
         """Ends a step that no shard has a group for: its weights are those of the step before."""
         self._digests = {}
-        await self._skip(self._context.trainers, step)
-        for role in self._context.learners:
-            await self._skip(self._context.workers_of(role), step)
+        await self._skip(self._trained, step)
 
     def _balance_metrics(self, busy_s: np.ndarray) -> dict[str, float]:
         """Measures how even the ranks' work was planned, and how even it was.
@@ -525,7 +520,7 @@ def draw_plan(
     places = zip(facts, *columns, strict=True)
     return Drawn(
         {
-            (f.ordinal, f.sample): Assignment(f.ordinal, f.sample, rank, minibatch, tile)
+            (f.ordinal, f.sample): Assignment(rank, minibatch, tile)
             for f, rank, minibatch, tile in places
         },
         [work.take(np.flatnonzero(rank_of == rank)) for rank in range(ranks)],

@@ -7,6 +7,7 @@ it with ``RpcNetwork``; one that changes little wraps ``LocalLauncher`` or ``Inl
 LocalLauncher, LocalConfig: ``core/local`` and its settings.
 InlineLauncher, InlineView: ``core/inline``, and one process's view of its network.
 RpcNetwork: the network over sockets.
+framed, length_at, LENGTH_BYTES: a message as it stands on a stream, and how long it is.
 make_identity: the key and the certificate of a run, for TLS between machines.
 server_context, certificate_of: for a server that finds out by other means who connects.
 AgentSpec, StoreSpec: what a node agent is told, and what it is told of its store.
@@ -58,6 +59,7 @@ from gcore_core.runtime.process.spawn import (
     spawn_process,
 )
 from gcore_core.runtime.process.worker import Worker
+from gcore_core.runtime.rpc.framing import LENGTH_BYTES, framed, length_at
 from gcore_core.runtime.rpc.in_process import InlineView
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.tls import certificate_of, make_identity, server_context
@@ -65,6 +67,9 @@ from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 __all__ = [
+    "LENGTH_BYTES",
+    "framed",
+    "length_at",
     "input_of",
     "certificate_of",
     "server_context",

@@ -1,7 +1,8 @@
 """Reads a run's configuration, and tells a run that goes on to save its state, or to end.
 
 A run says in ``logs/processes.json`` who supervises it. So it is asked on the machine that it was
-started on; on another one it counts as not running.
+started on; on another one it counts as not running. ``run_goes_on`` holds between two attempts of a
+run, too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.run_files import CONFIG, LOGS, SAVE
+from gcore_core.run.supervised import run_goes_on
 from gcore_core.runtime.process.leftovers import (
     RECORD,
     StartedProcess,
     identify_process,
     is_running,
 )
+
+__all__ = ["ask_to_save", "ask_to_stop", "is_alive", "read_config", "run_goes_on"]
 
 
 class _Record(msgspec.Struct):

@@ -18,7 +18,7 @@ import msgspec
 
 from gcore_core.config import yaml_source
 from gcore_core.config.interpreters import open_interpreter
-from gcore_core.config.plan import Plan, learners, load_plan
+from gcore_core.config.plan import Plan, load_plan, trained_roles
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import (
@@ -76,7 +76,7 @@ def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
     """
     checkpoint = Checkpoints(run_dir).open(step).path
     plan = _saved_plan(checkpoint)
-    _check_role(role, [POLICY, *learners(plan)])
+    _check_role(role, trained_roles(plan))
     state = checkpoint / role
     node = plan.settings.roles[role]
     backend = plan.factory(f"roles.{role}")

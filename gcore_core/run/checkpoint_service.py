@@ -20,9 +20,8 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.config.plan import Plan, learners
+from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
-from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header, StepReport
 from gcore_core.contract.run_files import read_metrics
@@ -76,7 +75,7 @@ class Keeper:
     ) -> None:
         self._plan = plan
         self._directory = directory
-        self._trainers = [POLICY, *learners(plan)]
+        self._trainers = trained_roles(plan)
         self._note = note
         self._hashed = hashed
         self._saved = saved
@@ -155,8 +154,8 @@ class Keeper:
     async def open(self, request: OpenCheckpoint, call: Call) -> CheckpointPlace:
         """Makes the directory of a step's checkpoint, and saves the carried records into it.
 
-        Returns the policy's directory in it; other trainers save into theirs beside that. The path
-        is empty where it cannot be made: ``note`` then got the reason, and the run goes on.
+        Each trained role has a directory in it. The path is empty where it cannot be made: ``note``
+        then got the reason, and the run goes on.
         """
 
         async def act(_: list[None]) -> CheckpointPlace:
@@ -177,7 +176,7 @@ class Keeper:
                 self._checkpoints.abandon(request.step)
                 self._note(str(error))
                 return CheckpointPlace("")
-            return CheckpointPlace(str(path / POLICY))
+            return CheckpointPlace(str(path))
 
         place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
         return place

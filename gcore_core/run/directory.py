@@ -27,16 +27,22 @@ from gcore_core.contract.run_files import (
     LOCK,
     LOGS,
     METRICS,
-    METRICS_UNDONE,
     ORIGINS,
+    PLACEMENT,
     POSITION,
     SAMPLES,
     SUMMARY,
+    TENSORS,
+    TOKENS,
+    TRACE,
+    TRACE_UNDONE,
     WEIGHTS,
+    read_metrics,
     samples_path,
 )
 from gcore_core.run.checkpoints import CHECKPOINTS
 from gcore_core.run.manifest import KEY
+from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.replacing import replacing
 
 log = logging.getLogger(__name__)
@@ -252,9 +258,8 @@ class MetricsFile:
     A run that goes on from a checkpoint makes the steps after it again. Their rows, which were
     written before, are moved to ``metrics.undone.jsonl``.
 
-    Each row reaches the operating system before ``append`` returns. When the disk is full, rows
-    wait in memory and are written, whole and in order, as soon as there is space again. The run
-    goes on meanwhile, and ``alarm`` is called once for each time the disk fills up.
+    When the disk is full, rows wait in memory, and ``alarm`` is called once for each time it fills
+    up.
 
     resumed_from: the step whose checkpoint the run goes on from; None for a new run.
     """
@@ -267,7 +272,7 @@ class MetricsFile:
     ) -> None:
         self._path = run_dir / METRICS
         self._alarm = alarm
-        self._alarmed = False
+        self._journal = Journal(self._path, alarm, waits=True)
         #: The row of the step that the run goes on from, until another one follows.
         self._last: dict[str, Any] | None = None
         self._newest = -1  # step of the last row
@@ -275,16 +280,13 @@ class MetricsFile:
         #: Whether the run had made steps after the one it goes on from.
         self.went_back = False
         if resumed_from is not None:
-            self._last = self._go_back(resumed_from)
-        self._open()
-
-    def _open(self) -> None:
+            self.went_back = self._journal.go_back(resumed_from + 1)
+            rows = read_metrics(run_dir)
+            self._last = rows[-1] if rows and rows[-1]["step"] == resumed_from else None
         try:
-            torn = self._path.exists() and not ends_with_newline(self._path)
-            self._file = self._path.open("ab", buffering=0)
+            self._path.open("ab").close()
         except OSError as error:
             raise _refusal(error, self._path) from error
-        self._pending = bytearray(b"\n" if torn else b"")  # a killed run may have left half a line
 
     @property
     def evaluated(self) -> bool:
@@ -319,9 +321,8 @@ class MetricsFile:
         self._last = None
         if last is not None and last["step"] == report.step and self._complete(last, row):
             return
-        self._pending += _json(row) + b"\n"
         self._newest = report.step
-        self._drain()
+        self._journal.append([row])
 
     def hashed(self, step: int, weights_sha256: str) -> None:
         """Adds the SHA-256 of a step's weights to its row, written already or yet to be.
@@ -334,9 +335,10 @@ class MetricsFile:
             return
         self._newest = -1  # now its row is complete
         field = b"," + _json({"weights_sha256": weights_sha256})[1:] + b"\n"
-        if self._pending.endswith(_ROW_END):
-            self._pending[-len(_ROW_END) :] = field
-        elif not self._pending:
+        waiting = self._journal.waiting
+        if waiting.endswith(_ROW_END):
+            waiting[-len(_ROW_END) :] = field
+        elif not waiting:
             self._extend_last_row(field)
 
     def _extend_last_row(self, field: bytes) -> None:
@@ -365,113 +367,37 @@ class MetricsFile:
                 n_written += file.write(field[n_written:])
         except OSError:
             if n_written:
-                self._pending += b"\n"  # for the case that the row's end cannot be put back
+                waiting = self._journal.waiting
+                waiting += b"\n"  # for the case that the row's end cannot be put back
                 # It needs no space: the file had these bytes before.
                 file.truncate(start + len(_ROW_END))
                 file.seek(start)
                 file.write(_ROW_END)
-                self._pending.clear()
+                waiting.clear()
             raise
-
-    def _go_back(self, step: int) -> dict[str, Any] | None:
-        """Takes the rows after ``step`` out of the file; returns the row of ``step``, if it is
-        there.
-
-        Where that is not possible, the file stays as it is: its readers leave these rows out.
-        """
-        try:
-            lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-            rows, undone = _split(lines, step)
-            kept_lines = [line for _, line in rows]
-            self.went_back = bool(undone)
-            if kept_lines != lines:
-                with self._path.with_name(METRICS_UNDONE).open("ab") as file:
-                    file.write(_joined(undone))
-                with replacing(self._path) as fresh:
-                    fresh.write_bytes(_joined(kept_lines))
-        except OSError as error:
-            self._alarm(f"{self._path} cannot be shortened ({error.strerror}).")
-            return None
-        return rows[-1][0] if rows and rows[-1][0]["step"] == step else None
 
     def _complete(self, last: dict[str, Any], row: dict[str, Any]) -> bool:
         """Replaces the last row of the file; returns whether that was possible."""
         try:
             earlier_lines = self._path.read_bytes().splitlines()[:-1]
+            lines = [*earlier_lines, _json(_completed(last, row))]
             with replacing(self._path) as fresh:
-                fresh.write_bytes(_joined([*earlier_lines, _json(_completed(last, row))]))
+                fresh.write_bytes(b"".join(line + b"\n" for line in lines))
         except OSError as error:
             self._alarm(f"{self._path} cannot be written ({error.strerror}).")
             return False
-        self._file.close()
-        self._open()
         return True
 
     def close(self) -> None:
         """Writes what still waits, or says how much is lost. Calling it twice is harmless."""
-        if self._file.closed:
-            return
-        self._drain()
-        if self._pending:
+        waiting = self._journal.waiting
+        self._journal.flush()
+        if waiting:
             self._alarm(
-                f"{len(self._pending)} bytes of metrics could not be written to {self._path} and "
-                "are lost."
+                f"{len(waiting)} bytes of metrics could not be written to {self._path} and are "
+                "lost."
             )
-        self._file.close()
-
-    def _drain(self) -> None:
-        """Writes as much of the waiting bytes as the disk takes."""
-        try:
-            while self._pending:
-                # The file is unbuffered, so one write may take only a part of the bytes.
-                n_written = self._file.write(self._pending)
-                del self._pending[:n_written]
-            self._alarmed = False
-        except OSError as error:
-            if not self._alarmed:
-                self._alarm(
-                    f"{self._path} cannot be written ({error.strerror}); its rows wait in memory."
-                )
-            self._alarmed = True
-
-
-def _split(
-    lines: Iterable[bytes], step: int
-) -> tuple[list[tuple[dict[str, Any], bytes]], list[bytes]]:
-    """Splits lines of metrics into what stands when a run goes back to ``step``, and the rest.
-
-    Returns (rows up to ``step`` with their lines, each step once; all other lines). A file of
-    G-Core 0.1 may have a step twice, with others between.
-    """
-    rows: list[tuple[dict[str, Any], bytes]] = []
-    undone: list[bytes] = []
-
-    def undo_after(step: int) -> None:
-        cut = next((i for i, (row, _) in enumerate(rows) if row["step"] > step), len(rows))
-        undone.extend(line for _, line in rows[cut:])
-        del rows[cut:]
-
-    for line in lines:
-        row = _row(line)
-        if row is None:
-            undone.append(line)  # half a line, as a killed run may leave it
-            continue
-        undo_after(row["step"])
-        if rows and rows[-1][0]["step"] == row["step"]:
-            row = _completed(rows.pop()[0], row)
-            line = _json(row)
-        rows.append((row, line))
-    undo_after(step)
-    return rows, undone
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Reads a line of metrics; None for one that is no whole row."""
-    try:
-        row = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return None
-    return {"metrics": {}, "evaluation": {}, **row} if isinstance(row.get("step"), int) else None
+            waiting.clear()
 
 
 def _completed(row: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -483,14 +409,18 @@ def _completed(row: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _joined(lines: Iterable[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
+# -- going back ------------------------------------------------------------------------------------
 
 
-def ends_with_newline(path: Path) -> bool:
-    """Says whether the last line of a file is complete; an empty file counts as complete."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def go_back(run_dir: Path, next_step: int, alarm: Callable[[str], None]) -> None:
+    """Takes out of a run's journals the steps that are made again from a checkpoint.
+
+    ``metrics.jsonl`` is not among them: see ``MetricsFile``.
+
+    next_step: the first step that is made again, counted from 0.
+    alarm: is told of a file that cannot be shortened.
+    """
+    for name in (PLACEMENT, TENSORS, TOKENS):
+        Journal(run_dir / name, alarm).go_back(next_step)
+    for path in sorted((run_dir / TRACE).glob("*.jsonl")):
+        Journal(path, alarm).go_back(next_step, run_dir / TRACE_UNDONE / path.name)

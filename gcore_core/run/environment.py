@@ -22,7 +22,7 @@ from gcore_core.config.interpreters import Interpreter, open_interpreter
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.run_files import ENVIRONMENT, Environment, read_environment
-from gcore_core.run.directory import ends_with_newline
+from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.named_files import NamedFile
 
 log = logging.getLogger(__name__)
@@ -51,14 +51,7 @@ def write(run_dir: Path, plan: Plan, step: int, files: Mapping[str, NamedFile]) 
         machine=machine(),
         files={key: file.digest for key, file in files.items()},
     )
-    path = run_dir / ENVIRONMENT
-    try:
-        # A killed run may have left half a line, and this one must not stick to it.
-        torn = path.exists() and not ends_with_newline(path)
-        with path.open("ab") as file:
-            file.write(b"\n" * torn + msgspec.json.encode(line, order="sorted") + b"\n")
-    except OSError as error:
-        log.error("%s cannot be written: %s", path, error.strerror)
+    Journal(run_dir / ENVIRONMENT).append([msgspec.Raw(msgspec.json.encode(line, order="sorted"))])
 
 
 def changed_files(run_dir: Path, step: int, files: Mapping[str, NamedFile]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.plan import Plan, is_of_actions, learners
+from gcore_core.config.plan import Plan, is_of_actions, trained_roles
 from gcore_core.contract.abilities import (
     groups_per_step,
     largest_gap,
@@ -45,9 +45,9 @@ from gcore_core.runtime.worker_settings import (
     AnySettings,
     GeneratorSettings,
     JobFacts,
-    LearnerFacts,
     PlainContext,
     ScorerSettings,
+    TrainedFacts,
     TrainerSettings,
 )
 
@@ -323,7 +323,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         rows=dict(job.rows),
         replicas=job.workers(ROLLOUT) if ROLLOUT in settings.roles else [],
         owns_replicas=_owns_replicas(job),
-        ranks=_data_parallel(job),
+        trained={role: _trained(job, role) for role in trained_roles(job.plan)},
         scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
             for worker, rewards in job.scorers().items()
@@ -344,10 +344,8 @@ def _facts(job: Job, shard: int) -> JobFacts:
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
-        whole_groups=_needs_whole_groups(job, "objective"),
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotators(job)},
-        learners={role: _learner(job, role) for role in learners(job.plan)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         resting=list(job.placed.resting),
         resting_trainers=settings.placement.sleep_in_rollout == "always",
@@ -424,27 +422,23 @@ def _annotators(job: Job) -> list[str]:
     return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
 
-def _learner(job: Job, role: str) -> LearnerFacts:
-    """Returns what controllers are to know of a role that is trained besides the policy."""
+def _trained(job: Job, role: str) -> TrainedFacts:
+    """Returns what controllers are to know of a role that is trained."""
     node = job.plan.settings.roles[role]
+    objective = "objective" if role == POLICY else f"roles.{role}.objective"
     devices = {name: {d for one in job.devices(name) for d in one} for name in (role, POLICY)}
-    return LearnerFacts(
+    return TrainedFacts(
         ranks=_data_parallel(job, role),
         minibatches=node.minibatches,
         epochs=node.epochs,
         head_start=node.head_start,
-        gives=bool(job.plan.columns[role]),
+        gives=bool(job.plan.columns.get(role)),
         apart=bool(devices[role]) and not devices[role] & devices[POLICY],
-        whole_groups=_needs_whole_groups(job, f"roles.{role}.objective"),
+        whole_groups="group" in required_by(job.plan.objects.get(objective)),
     )
 
 
-def _needs_whole_groups(job: Job, path: str) -> bool:
-    """Whether the objective that is chosen at a path compares the records of a group."""
-    return "group" in required_by(job.plan.objects.get(path))
-
-
-def _data_parallel(job: Job, role: str = POLICY) -> list[list[str]]:
+def _data_parallel(job: Job, role: str) -> list[list[str]]:
     """Returns the workers of each data-parallel rank of a trainer.
 
     The workers of a rank have consecutive numbers and hold one replica together.
@@ -479,7 +473,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         devices_in_use=job.placed.in_use(role, rank) if node else 0,
         updates_per_step=(
             node.minibatches * node.epochs
-            if node is not None and role in learners(job.plan)
+            if node is not None and role != POLICY and role in trained_roles(job.plan)
             else updates_per_step(job.plan.objects["controller"])
         ),
         model=dict(job.models.get(role, {})),

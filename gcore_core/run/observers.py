@@ -42,10 +42,10 @@ from gcore_core.runtime.observed import (
     StepEnded,
     WeightsPublished,
     WorkerFailed,
-    frame,
-    receive,
+    next_message,
 )
 from gcore_core.runtime.process.main_thread import in_main_thread
+from gcore_core.runtime.rpc.framing import framed
 
 log = logging.getLogger(__name__)
 #: So many reports may wait for an observer: a report of a large job has some ten KiB.
@@ -107,7 +107,7 @@ class ObserverProcess:
             if not self._waiting:
                 self._since_s = time.monotonic()
             self._waiting += 1
-        self._queue.put(frame(message))
+        self._queue.put(framed(msgspec.msgpack.encode(message)))
 
     def _write(self) -> None:
         """Is the thread that writes what waits; it ends with the link."""
@@ -118,7 +118,7 @@ class ObserverProcess:
     def _read(self) -> None:
         """Is the thread that reads answers; it ends with the process."""
         decode = msgspec.msgpack.Decoder(Answer).decode
-        while content := receive(self._link):
+        while content := next_message(self._link):
             answer = decode(content)
             with self._lock:
                 self._waiting -= 1

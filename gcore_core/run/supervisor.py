@@ -18,17 +18,16 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.config.plan import learners
+from gcore_core.config.plan import trained_roles
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.run import directory as run_directory
-from gcore_core.run import journals, summary
+from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
@@ -117,7 +116,7 @@ class Supervisor:
         if self._metrics.went_back:
             run_directory.set_end_aside(job.directory)
         if job.resumed:
-            journals.go_back(job.directory, job.resumed.step, display.note)
+            run_directory.go_back(job.directory, job.resumed.step, display.note)
         self._waiting = set(job.names())  # processes that have not said hello
         self._ready = asyncio.Event()  # set when none is waited for
         # Names of those that have not ended.
@@ -233,7 +232,7 @@ class Supervisor:
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
         if not self._lost_trainer:
-            roles = [POLICY, *learners(self._job.plan)]
+            roles = reversed(trained_roles(self._job.plan))  # the policy's rank 0 answers first
             names = [name for role in roles for name in self._job.workers(role)]
             ranks = [site.network.peer(name) for name in names]
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
@@ -540,7 +539,7 @@ class Supervisor:
             return
         reason = f"ended with {_code(exited.code)}"
         role, _, rank = exited.name.rpartition(".")
-        self._lost_trainer |= role == POLICY or role in learners(self._job.plan)
+        self._lost_trainer |= role in trained_roles(self._job.plan)
         log_file = run_files.log_path(self._job.directory, exited.name)
         in_vain = self._restarts.ended(exited, reason, log_file) if exited.restarted else None
         goes_on = exited.restarted and in_vain is None

@@ -647,7 +647,7 @@ class Carried(Message):
 
 
 class CheckpointPlace(Message):
-    path: str  # where trainers save; empty: there is none, and a person has been told why
+    path: str  # of the checkpoint; empty: there is none, and a person has been told why
 
 
 class SaveState(Message):

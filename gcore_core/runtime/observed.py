@@ -1,21 +1,20 @@
 """Holds what the supervisor and the process of an observer send each other, and how.
 
-A frame is eight bytes with a length and a msgpack of that length. The supervisor sends an
-``ObserverSpec`` and then one event after the other; the observer answers each of these, the spec
-too, with ``Taken`` or ``Failed``.
+The supervisor sends an ``ObserverSpec`` and then one event after the other; the observer answers
+each of these, the spec too, with ``Taken`` or ``Failed``.
 """
 
 from __future__ import annotations
 
 import socket
-import struct
 
 import msgspec
 
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.runtime.rpc.framing import receive
 
-_LENGTH = struct.Struct(">Q")
+_LIMIT_BYTES = 1 << 31  # of what the other side sends; it is of this run
 
 
 class ObserverSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,27 +82,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Answer = Taken | Failed
 
 
-def frame(message: msgspec.Struct) -> bytes:
-    """Returns a message as it is sent."""
-    content = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(content)) + content
-
-
-def receive(link: socket.socket) -> bytes:
-    """Returns the content of the next frame; empty when the other side has ended."""
-    head = _exactly(link, _LENGTH.size)
-    return _exactly(link, _LENGTH.unpack(head)[0]) if head else b""
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    """Returns so many bytes; empty when the other side ends before."""
-    content = bytearray()
-    while len(content) < size:
-        try:
-            part = link.recv(min(size - len(content), 1 << 20))
-        except OSError:
-            return b""
-        if not part:
-            return b""
-        content += part
-    return bytes(content)
+def next_message(link: socket.socket) -> bytes:
+    """Returns the next message; empty when the other side has ended."""
+    try:
+        return receive(link.recv, _LIMIT_BYTES)
+    except OSError:
+        return b""

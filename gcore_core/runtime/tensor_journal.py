@@ -6,31 +6,24 @@ reads them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.run_files import TENSORS, PushedTensors, TensorNames
-
-log = logging.getLogger(__name__)
+from gcore_core.runtime.journal import Journal
 
 
 class TensorJournal:
-    """Appends a line for each push that brings something else than the line before says.
-
-    A file that cannot be written is logged once; the run goes on without it.
-    """
+    """Appends a row for each push that brings something else than the row before says."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path: Path | None = run_dir / TENSORS
+        self._rows = Journal(run_dir / TENSORS)
         self._names: list[str] = []
         self._latest: PushedTensors | None = None
 
     def write(self, plan: WeightPlan, digests: Sequence[int], transport: str) -> None:
-        """Appends the digests of a push, unless the last line has them already.
+        """Appends the digests of a push, unless the last row has them already.
 
         digests: of the plan's tensors, in its order.
         transport: its name: each may have digests of its own kind.
@@ -38,15 +31,9 @@ class TensorJournal:
         # Some transports count a digest as a signed number; the bits are the same.
         joined = b"".join((digest % 2**64).to_bytes(8, "big") for digest in digests)
         pushed = PushedTensors(plan.version, transport, joined)
-        if self._path is None or pushed == self._latest:
+        if pushed == self._latest:
             return
         names = [spec.name for spec in plan.tensors]
-        lines = [] if names == self._names else [TensorNames(names)]
-        try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in [*lines, pushed]))
-        except OSError as error:
-            log.error("%s cannot be written: %s", self._path, error.strerror)
-            self._path = None
+        self._rows.append([pushed] if names == self._names else [TensorNames(names), pushed])
         self._names = names
         self._latest = pushed

@@ -7,17 +7,14 @@ of a step: every ``EVERY`` steps ``PROMPTS`` x ``RECORDS`` records of at most ``
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from gcore_core.contract.run_files import TOKENS, TrainedTokens
 from gcore_core.contract.sentinel import Compared
-
-log = logging.getLogger(__name__)
+from gcore_core.runtime.journal import Journal
 
 #: Steps from one that is shown to the next; the first is step 0.
 EVERY = 10
@@ -31,13 +28,10 @@ _DECIMALS = 7  # of a log-prob in the file
 
 
 class TokenJournal:
-    """Appends the lines of the steps that are shown.
-
-    A file that cannot be written is logged once; the run goes on without it.
-    """
+    """Appends the rows of the steps that are shown."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path: Path | None = run_dir / TOKENS
+        self._rows = Journal(run_dir / TOKENS)
 
     def write(
         self,
@@ -49,18 +43,12 @@ class TokenJournal:
 
         advantage_of: (ordinal, sample) -> what a record was trained with.
         """
-        if self._path is None or step % EVERY:
+        if step % EVERY:
             return
-        lines = [
-            _line(step, record, advantage_of[record.ordinal, record.sample])
+        self._rows.append(
+            _row(step, record, advantage_of[record.ordinal, record.sample])
             for record in _chosen(records)
-        ]
-        try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        except OSError as error:
-            log.error("%s cannot be written: %s", self._path, error.strerror)
-            self._path = None
+        )
 
 
 def _chosen(records: Iterable[Compared]) -> list[Compared]:
@@ -78,7 +66,7 @@ def _chosen(records: Iterable[Compared]) -> list[Compared]:
     return [record for own in of_prompt.values() for record in own]
 
 
-def _line(step: int, record: Compared, advantage: float) -> TrainedTokens:
+def _row(step: int, record: Compared, advantage: float) -> TrainedTokens:
     assert record.action_ids is not None
     prompt_ids = [] if record.prompt_ids is None else record.prompt_ids[-PROMPT_TOKENS:].tolist()
     return TrainedTokens(

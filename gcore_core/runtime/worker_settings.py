@@ -148,11 +148,12 @@ class PlacementFacts(msgspec.Struct, kw_only=True, frozen=True):
     overlaps: bool = False
 
 
-class LearnerFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """Tells controllers of a role that is trained besides the policy.
+class TrainedFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Tells controllers of a role that is trained: the policy, or a learner besides it.
 
     ranks: peer names of the workers of each data-parallel rank.
-    minibatches, epochs: a step makes minibatches x epochs updates of it.
+    minibatches, epochs: a step makes minibatches x epochs updates of it. The policy's are in the
+        step program's config.
     head_start: how many steps of the run it trains before the policy does.
     gives: whether it gives columns of the records.
     apart: whether it shares no device with the policy, so that both may work at once.
@@ -174,7 +175,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     rows: size of the datasets "train" and "evaluation".
     replicas: peer names of generator replicas.
     owns_replicas: this shard asks its own part of them only.
-    ranks: peer names of the workers of each data-parallel trainer rank.
+    trained: role that is trained -> how; the policy is the last.
     scorers: peer name -> the rewards it hosts, of the scorers that this shard asks.
     rewards: how each counts.
     providers: section of the job -> what it chose, as in ``use``.
@@ -188,10 +189,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
-    whole_groups: the policy's objective needs all records of a group on one rank.
     judges: generator role that rewards ask -> peer names of its replicas.
     annotators: role that gives columns and is not trained -> peer names of its workers.
-    learners: role that is trained besides the policy -> how.
     placement: where devices move between generators.
     resting: generator roles whose replicas sleep while the trainer works.
     resting_trainers: whether trainers sleep between a push and the next preparation.
@@ -205,7 +204,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     rows: dict[str, int]
     replicas: list[str]
     owns_replicas: bool = False
-    ranks: list[list[str]]
+    trained: dict[str, TrainedFacts]
     scorers: dict[str, list[str]]
     rewards: dict[str, Reward]
     providers: dict[str, str] = {}
@@ -219,10 +218,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: str = ""
     trace: str = ""
     takes_stale: bool = False
-    whole_groups: bool = False
     judges: dict[str, list[str]] = {}
     annotators: dict[str, list[str]] = {}
-    learners: dict[str, LearnerFacts] = {}
     placement: PlacementFacts | None = None
     resting: list[str] = []
     resting_trainers: bool = False

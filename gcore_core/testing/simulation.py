@@ -25,7 +25,7 @@ from gcore_core.contract.columns import ColumnSpec, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.controller import Controller
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
+from gcore_core.contract.job_settings import POLICY, Checkpoint, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import TRAINED, StepReport, WeightPlan
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -61,7 +61,12 @@ from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from gcore_core.runtime.worker_settings import GeneratorSettings, JobFacts, PlacementFacts
+from gcore_core.runtime.worker_settings import (
+    GeneratorSettings,
+    JobFacts,
+    PlacementFacts,
+    TrainedFacts,
+)
 from gcore_core.testing import fake
 from gcore_core.testing.fake_judge import FakeAsker
 from gcore_core.testing.faults import Faults, LastingService, Life, MortalService
@@ -500,7 +505,7 @@ async def _run_all(
 
 
 def _saved(store: Path, step: int) -> Path:
-    return store.with_name(f"{store.name}-step{step}")
+    return store.with_name(f"{store.name}-step{step}") / POLICY
 
 
 async def _serve_supervisor(
@@ -529,8 +534,8 @@ async def _serve_supervisor(
 
     async def open_checkpoint(request: OpenCheckpoint, call: Call) -> CheckpointPlace:
         place = _saved(store, request.step)
-        place.mkdir(exist_ok=True)
-        return CheckpointPlace(str(place))
+        place.mkdir(exist_ok=True, parents=True)
+        return CheckpointPlace(str(place.parent))
 
     async def begin_checkpoint(request: CommitCheckpoint, call: Call) -> Nothing:
         return Nothing()
@@ -723,7 +728,7 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         rows={"train": 16, "evaluation": 16},
         replicas=[f"rollout.{i}" for i in range(job.replicas)],
         owns_replicas=job.owns_replicas,
-        ranks=[[f"policy.{i}"] for i in range(job.ranks)],
+        trained={POLICY: TrainedFacts(ranks=[[f"policy.{i}"] for i in range(job.ranks)])},
         scorers={f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
         | ({"asker.0": ["asked"]} if job.judges else {}),
         rewards={f"letters{i}": Reward() for i in range(job.scorers)}

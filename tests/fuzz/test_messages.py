@@ -13,13 +13,15 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from gcore_core import __version__
 from gcore_core.contract import records, weight_transfer
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.launching import Endpoint
 from gcore_core.runtime import messages
 from gcore_core.runtime.process import agent
 from gcore_core.runtime.process.spawn import read_spec
-from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc.framing import framed
+from gcore_core.runtime.rpc.proof import Greeting
 from gcore_core.runtime.rpc.service import (
     Call,
     RemoteFailure,
@@ -30,7 +32,7 @@ from gcore_core.runtime.rpc.service import (
     to_wire,
 )
 from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.rpc.wire import CALL, Frame, Greeting, framed
+from gcore_core.runtime.rpc.wire import CALL, Frame
 from gcore_core.runtime.store import bulk
 from gcore_core.runtime.store.server import StoreSpec
 
@@ -234,7 +236,7 @@ async def test_garbage_closes_its_connection_and_the_next_one_works() -> None:
                 for _ in range(draw.randint(1, 6)):
                     raw[draw.randrange(len(raw))] = draw.randrange(256)
                 reader, writer = await asyncio.open_unix_connection(f"{directory}/s")
-                greeting = encode(Greeting(SECRET, sockets.__version__, "-"))
+                greeting = encode(Greeting(SECRET, __version__, "-"))
                 for message in (greeting, bytes(raw), b"\xc1"):  # which msgpack reserves
                     writer.write(framed(message))
                 async with asyncio.timeout(10):

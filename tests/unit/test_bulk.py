@@ -155,7 +155,7 @@ async def test_a_wrong_secret_gets_nothing(address: str, tmp_path: Path) -> None
     with sender(tmp_path, address) as sent:
         with pytest.raises(ContractError, match="agent.0: refused the connection") as caught:
             await read(client, sent.what, SIZE)
-        assert caught.value.why == "wrong run secret"
+        assert caught.value.why == "wrong or missing run secret"
         assert sent.server.sent_bytes == 0
     client.close()
 

@@ -35,7 +35,7 @@ class Supervisor:
 
     async def call(self, endpoint: Any, request: Any, **_: Any) -> Any:
         if endpoint.name == "open_checkpoint":
-            return CheckpointPlace("/run/checkpoint/policy")
+            return CheckpointPlace("/run/checkpoint")
         if endpoint.name == "commit_checkpoint":
             self.failed.append(request.failed)
         return Nothing()
@@ -49,9 +49,8 @@ def lead(policy: Rank, critic: Rank, supervisor: Supervisor) -> Checkpointing:
         stopping=asyncio.Event(),
         saving=asyncio.Event(),
         supervisor=supervisor,
-        trainers=[policy],
-        learners=["critic"],
-        workers_of=lambda role: [critic],
+        trained={"critic": [[critic]], "policy": [[policy]]},
+        workers_of=lambda role: [critic] if role == "critic" else [policy],
     )
     return Checkpointing(context, {})
 

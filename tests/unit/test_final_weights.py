@@ -142,9 +142,8 @@ def publisher(ranks: list[Rank], teller: Teller, stopping: asyncio.Event) -> Any
     context: Any = SimpleNamespace(
         agree=Alone(),
         stopping=stopping,
-        trainers=ranks[:2],
-        learners={"critic": None},
-        workers_of=lambda role: ranks[2:],
+        trained={"critic": [ranks[2:]], "policy": [ranks[:2]]},
+        workers_of=lambda role: ranks[2:] if role == "critic" else ranks[:2],
         supervisor=teller,
         facts=SimpleNamespace(output="/run/weights"),
     )

@@ -16,9 +16,9 @@ from gcore_core.contract import engine_profiles, measurements, run_files
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Decision, Device, Partition, Window, place_evenly
-from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.lead import Last, Mover
 from gcore_core.controllers.placement.sleepers import Sleepers
+from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import prepare_policy
 from gcore_core.runtime.worker_settings import PlacementFacts
 from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
@@ -180,7 +180,7 @@ def test_a_new_run_begins_with_the_profiles_that_the_run_before_has_fitted(
                 profile=engine_profiles.Profile(base_s=base_s + step), requests=70
             )
             line = run_files.Measured(step=step, measured_s=1.0, engines={"rollout": fit})
-            journal.append(runs[number], line)
+            Journal(runs[number] / run_files.PLACEMENT).append([line])
 
     def known(directory: Path) -> dict[str, float]:
         profiles = mover({}, str(directory))._make_window(0, Last()).profiles

@@ -820,7 +820,7 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
         trainers=[Peer()],
         supervisor=Peer(),
         annotators={},
-        facts=SimpleNamespace(run=Run(), learners={}, shards=1),
+        facts=SimpleNamespace(run=Run(), trained={}, shards=1),
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from types import NoneType
 import msgspec
 import pytest
 
+from gcore_core import __version__
 from gcore_core.contract.errors import (
     AddressError,
     ContractError,
@@ -26,11 +27,12 @@ from gcore_core.contract.errors import (
     WorkerError,
 )
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
-from gcore_core.runtime.rpc import sockets
+from gcore_core.runtime.rpc import proof, sockets
+from gcore_core.runtime.rpc.framing import framed
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
 from gcore_core.runtime.rpc.sockets import WINDOW_ITEMS, RpcNetwork, check_free
-from gcore_core.runtime.rpc.wire import CALL, Frame, framed
+from gcore_core.runtime.rpc.wire import CALL, Frame
 
 SECRET = b"s" * 32
 
@@ -289,10 +291,10 @@ async def test_a_different_version_is_refused_and_both_are_named(
     addresses: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(addresses), reached(addresses) as peer:
-        ours = sockets.__version__
-        greeting = partial(sockets.Greeting, version="9.9.9")  # both ends share the module
+        ours = __version__
+        greeting = partial(proof.Greeting, version="9.9.9")  # both ends share the module
         monkeypatch.setattr(
-            sockets,
+            proof,
             "Greeting",
             lambda secret, version, python: greeting(secret=secret, python=python),
         )

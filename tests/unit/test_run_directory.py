@@ -280,18 +280,18 @@ def test_a_step_whose_row_is_missing_is_reported_whole(tmp_path: Path) -> None:
     second.close()
 
 
-def test_half_a_line_and_a_step_that_stands_twice_are_put_right(tmp_path: Path) -> None:
+def test_half_a_line_goes_and_a_step_that_stands_twice_is_read_once(tmp_path: Path) -> None:
     lines = [
         '{"step":1,"version":1,"time_unix_s":1.0,"metrics":{"a":1.0}}',
         '{"step":2,"version":2,"time_unix_s":2.0,"metrics":{}}',
-        '{"step":1,"version":1,"time_unix_s":3.0,"metrics":{"a":2.0,"b":3.0}}',
+        '{"step":1,"version":1,"time_unix_s":3.0,"metrics":{"b":3.0}}',
         '{"step":2,"ver',
     ]
     (tmp_path / run_files.METRICS).write_text("\n".join(lines))
     d.MetricsFile(tmp_path, resumed_from=1).close()
     (row,) = run_files.read_metrics(tmp_path)
     assert row["metrics"] == {"a": 1.0, "b": 3.0}
-    assert steps_in_file(tmp_path) == [1]
+    assert steps_in_file(tmp_path) == [1, 1]
     undone = (tmp_path / run_files.METRICS_UNDONE).read_text().splitlines()
     assert undone == [lines[1], lines[3]]
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 
 from gcore_core.runtime.process.spawn import spawn_over_input
+from gcore_core.runtime.rpc.framing import framed
 
 SECRET = b"a secret that nobody shows"
 #: Says that it has its spec, waits for the end of its lifeline, and says that too.
@@ -45,7 +45,7 @@ def told(given: bytes) -> subprocess.CompletedProcess[bytes]:
 
 def encoded(spec: Spec) -> bytes:
     content = msgspec.msgpack.encode(spec)
-    return struct.pack(">Q", len(content)) + content
+    return framed(content)
 
 
 async def line_of(log: Path, start: str) -> None:
@@ -107,10 +107,10 @@ async def test_a_command_that_ends_at_once_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (b"", "standard input ended after 0 of 8 bytes of the spec"),
+        (b"", "standard input ended after 0 of 4 bytes of the spec"),
         (encoded(Spec("one", b"x"))[:-3], "standard input ended after"),
         (b"Welcome to node2!", "standard input does not begin with a spec"),
-        (struct.pack(">Q", 4) + b"\xffabc", "spec"),
+        (framed(b"\xffabc"), "spec"),
     ],
 )
 def test_an_input_that_is_no_spec_is_told(given: bytes, what: str) -> None:

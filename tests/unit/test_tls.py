@@ -29,10 +29,12 @@ from gcore_core.contract.installing import install_command
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint, Traffic
 from gcore_core.kits.launching import make_identity
 from gcore_core.runtime.rpc import sockets, tls
+from gcore_core.runtime.rpc.framing import framed
+from gcore_core.runtime.rpc.proof import Greeting
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
 from gcore_core.runtime.rpc.sockets import RpcNetwork, check_free, check_private
-from gcore_core.runtime.rpc.wire import CALL, Connection, Frame, Greeting, framed
+from gcore_core.runtime.rpc.wire import CALL, Connection, Frame
 
 SECRET = b"s" * 32
 NAME = "worker.3"

@@ -96,7 +96,7 @@ def test_a_trace_that_cannot_be_written_is_told_and_does_not_stop_the_run(
     (tmp_path / "trace").write_text("a file where the directory should be")
     asyncio.run(_write(tmp_path, [10]))
     (message,) = caplog.messages
-    assert "controller.1.jsonl cannot be written: File exists; the trace ends here" in message
+    assert "controller.1.jsonl cannot be written: Not a directory; it ends here" in message
 
 
 async def _two_steps_on_a_full_disk(directory: Path) -> list[Record]:

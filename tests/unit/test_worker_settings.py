@@ -20,6 +20,7 @@ from gcore_core.runtime.worker_settings import (
     PlacementFacts,
     PlainContext,
     ScorerSettings,
+    TrainedFacts,
     TrainerSettings,
 )
 
@@ -32,7 +33,7 @@ FACTS = JobFacts(
     shards=2,
     rows={"train": 16},
     replicas=["rollout.0"],
-    ranks=[["policy.0"]],
+    trained={"policy": TrainedFacts(ranks=[["policy.0"]])},
     scorers={"scorer.0": ["exact"]},
     rewards={"exact": Reward(use="core/function", normalise="group", when={"kind": ["sum"]})},
     of_groups=["exact"],

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.placement import Decision, Partition
-from gcore_core.contract.run_files import PLACEMENT, Decided, Measured, read_placement
+from gcore_core.contract.run_files import PLACEMENT, Decided, read_placement
 
 
 def decided(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
@@ -40,12 +38,6 @@ def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
         role: [[device.index for device in cell.devices] for cell in cells]
         for role, cells in partition.cells.items()
     }
-
-
-def append(directory: Path, line: Decided | Measured) -> None:
-    """Adds a line to the journal of a run's directory."""
-    with (directory / PLACEMENT).open("ab") as file:
-        file.write(msgspec.json.encode(line) + b"\n")
 
 
 def profiles_of_earlier_run(directory: Path) -> dict[str, Profile]:

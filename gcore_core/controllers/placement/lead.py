@@ -44,6 +44,7 @@ from gcore_core.controllers.placement.measurements import (
     running_s,
 )
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
+from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision, prepare_policy
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class Mover:
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
         self._failed_looks = 0  # in a row: a judge had no replica that answers
         self._version = 0  # of the latest ``Awake``
-        self._journal = Path(directory) if directory else None  # None: nothing is written
+        self._journal = Journal(Path(directory) / run_files.PLACEMENT) if directory else None
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
         """Asks the policy about the next step, and wakes and puts to sleep accordingly.
@@ -472,14 +473,8 @@ class Mover:
         return [fit for fit in self._fits.values() if fit.requests]
 
     def _write(self, line: run_files.Decided | run_files.Measured) -> None:
-        """Appends a line; a journal that cannot be written is logged once, and ends there."""
-        if self._journal is None:
-            return
-        try:
-            journal.append(self._journal, line)
-        except OSError as error:
-            log.error("%s cannot be written: %s", self._journal / run_files.PLACEMENT, error)
-            self._journal = None
+        if self._journal is not None:
+            self._journal.append([line])
 
 
 def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:

@@ -19,9 +19,7 @@ async def rest_trainers(context: ControllerContext) -> dict[str, float]:
     """
     if not context.facts.resting_trainers or not context.agree.lead:
         return {}
-    workers = list(context.trainers)
-    for role in context.learners:
-        workers += context.workers_of(role)
+    workers = [peer for role in context.trained for peer in context.workers_of(role)]
     slept = await asyncio.gather(*(insist(peer, TRAINER_SLEEP, Nothing()) for peer in workers))
     return {
         "trainer_sleep_s": max(rank.sleep_s for rank in slept),

@@ -30,9 +30,9 @@ from gcore_core.runtime.observed import (
     RunEnded,
     RunStarted,
     Taken,
-    frame,
-    receive,
+    next_message,
 )
+from gcore_core.runtime.rpc.framing import framed
 
 log = logging.getLogger(__name__)
 SUPERVISOR_LOST = "the supervisor was lost"
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="observing")
     parser.add_argument("--fd", type=int, required=True)
     with socket.socket(fileno=parser.parse_args(words).fd) as link:
-        spec = msgspec.msgpack.decode(receive(link), type=ObserverSpec)
+        spec = msgspec.msgpack.decode(next_message(link), type=ObserverSpec)
         logging.basicConfig(
             format=f"%(asctime)s observer.{spec.name} %(levelname)s %(message)s", level=logging.INFO
         )
@@ -62,7 +62,7 @@ class _Inbox:
     def _read(self) -> None:
         decode = msgspec.msgpack.Decoder(Event).decode
         event: Event | None = None
-        while content := receive(self._link):
+        while content := next_message(self._link):
             event = decode(content)
             self.events.put(event)
         if not isinstance(event, RunEnded):
@@ -111,7 +111,7 @@ def _failed(link: socket.socket, method: str, error: Exception) -> int:
 
 def _answer(link: socket.socket, answer: Taken | Failed) -> None:
     try:
-        link.sendall(frame(answer))
+        link.sendall(framed(msgspec.msgpack.encode(answer)))
     except OSError:
         log.warning("%s", SUPERVISOR_LOST)
 

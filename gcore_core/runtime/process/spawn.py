@@ -3,7 +3,7 @@
 The *lifeline* ends when the process that holds its other end does, or closes it; then the process
 that was started is to end. ``spawn_process`` is for who starts one, ``read_spec`` for the process
 itself. On another machine, where no descriptor reaches, ``spawn_over_input`` sends the spec by
-standard input: eight bytes with its length, then the spec. The process ends when its standard input
+standard input, framed as any message. The process ends when its standard input
 does.
 """
 
@@ -17,13 +17,13 @@ import fcntl
 import os
 import resource
 import signal
-import struct
 import sys
 import tempfile
 import threading
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -31,6 +31,7 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.runtime.process.inherited import reset_signals
+from gcore_core.runtime.rpc.framing import framed, receive
 from gcore_core.runtime.rpc.service import decoded
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -42,7 +43,6 @@ _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED
 #: default they go on asking, and where something else wants the cores, as other workers do, that
 #: takes ten times as long as one thread alone.
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "10000"}
-_LENGTH = struct.Struct(">Q")
 _SPEC_LIMIT_BYTES = 256 << 20
 _LAST_S = 30.0  # a process has so long to end by itself after its standard input did
 _OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every possible descriptor
@@ -220,8 +220,7 @@ async def spawn_over_input(command: list[str], spec: Any, log: str | Path) -> Pr
 
 def input_of(spec: Any) -> bytes:
     """Returns what a process that is started with ``--stdin`` reads first."""
-    content = msgspec.msgpack.encode(spec)
-    return _LENGTH.pack(len(content)) + content
+    return framed(msgspec.msgpack.encode(spec))
 
 
 def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
@@ -253,30 +252,23 @@ def _read_input(spec: type[T]) -> T:
 
     Raises ContractError when the input ends before the spec does, or is none.
     """
-    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size))
-    if length > _SPEC_LIMIT_BYTES:
+    try:
+        content = receive(partial(os.read, 0), _SPEC_LIMIT_BYTES)
+    except ConnectionError as error:
+        raise ContractError(
+            f"standard input {error} of the spec",
+            where="--stdin",
+            todo="see whether the launcher's command passes its standard input on (ssh -n does "
+            "not; kubectl exec needs -i)",
+        ) from None
+    except ContractError as error:
         raise ContractError(
             "standard input does not begin with a spec",
             where="--stdin",
-            why=f"its first eight bytes say {length} bytes, the limit is {_SPEC_LIMIT_BYTES}",
+            why=error.what,
             todo="only a launcher starts this process, by a command that adds nothing to its input",
-        )
-    return decoded(msgspec.msgpack.Decoder(spec), _exactly(length), "spec", "standard input")
-
-
-def _exactly(nbytes: int) -> bytes:
-    content = bytearray()
-    while len(content) < nbytes:
-        part = os.read(0, nbytes - len(content))
-        if not part:
-            raise ContractError(
-                f"standard input ended after {len(content)} of {nbytes} bytes of the spec",
-                where="--stdin",
-                todo="see whether the launcher's command passes its standard input on (ssh -n "
-                "does not; kubectl exec needs -i)",
-            )
-        content += part
-    return bytes(content)
+        ) from None
+    return decoded(msgspec.msgpack.Decoder(spec), content, "spec", "standard input")
 
 
 def _lifeline_of_input() -> int:

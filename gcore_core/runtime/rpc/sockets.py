@@ -2,8 +2,7 @@
 
 Addresses are ``unix:/path`` and ``tcp:127.0.0.1:port`` on one machine, ``tls:HOST:PORT`` between
 machines. Any other is refused. Over TLS both sides show the run's certificate first, see ``tls``.
-Then the side that connects shows the run's secret and its version of gcore-core, which must be the
-server's.
+Then the side that connects proves that it is of the run, see ``proof``.
 
 One call, frame by frame (``wire.Frame``; all have the call's number):
 
@@ -20,13 +19,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import itertools
 import logging
 import math
 import socket
 import ssl
-import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -34,7 +31,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gcore_core import __version__
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import (
     AddressError,
@@ -44,7 +40,7 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.contract.launching import Peer, Servable, Traffic
-from gcore_core.runtime.rpc import tls, wire
+from gcore_core.runtime.rpc import proof, tls, wire
 from gcore_core.runtime.rpc.peers import CallingPeer
 from gcore_core.runtime.rpc.service import (
     MESSAGE_LIMIT_BYTES,
@@ -54,7 +50,7 @@ from gcore_core.runtime.rpc.service import (
     encode,
     to_wire,
 )
-from gcore_core.runtime.rpc.wire import Connection, Frame, Greeting
+from gcore_core.runtime.rpc.wire import Connection, Frame
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -68,8 +64,6 @@ _OTHER_PORT = "set launcher.config.port to a free port"
 _OTHER_PORT_OR_NONE = f"{_OTHER_PORT}, or leave it out to use unix sockets"
 _EVERYWHERE = ("0.0.0.0", "[::]", "::", "*")
 _FRAMES = msgspec.msgpack.Decoder(list[Frame])
-_GREETING = msgspec.msgpack.Decoder(Greeting)
-_GREETING_ANSWER = msgspec.msgpack.Decoder(str)
 
 
 class RpcNetwork:
@@ -193,16 +187,8 @@ class _Session:
             self.stream.end()
 
     def _greeted(self, message: bytes | bytearray) -> None:
-        """Admits who shows the run's secret and has the same version; ends any other stream."""
-        greeting = decoded(_GREETING, message, "greeting", self._service.name)
-        refusal = ""
-        if not hmac.compare_digest(greeting.secret, self._network.secret):
-            refusal = "wrong or missing run secret"
-        elif greeting.version != __version__:
-            refusal = (
-                f"gcore-core {__version__} here ({sys.executable}), {greeting.version} "
-                f"({greeting.python}) there"
-            )
+        """Admits who proves that it is of the run; ends any other stream."""
+        refusal = proof.refusal(message, self._network.secret, self._service.name)
         self._greeting_timer.cancel()
         self.stream.send(encode(refusal))
         if refusal:
@@ -352,7 +338,7 @@ class RpcPeer(CallingPeer):
         """
         loop = asyncio.get_running_loop()
         # The server's answer to the greeting (bytes), or why the connection was lost (str).
-        answers = asyncio.Queue[Any]()
+        answers = asyncio.Queue[Body | str]()
         make = partial(
             Connection,
             answers.put_nowait,
@@ -380,16 +366,8 @@ class RpcPeer(CallingPeer):
             return False
         connection.end_in_silence(self._network.silence_s)
         try:
-            connection.send(encode(Greeting(self._network.secret, __version__, sys.executable)))
-            answer = await answers.get()
-            if isinstance(answer, str):
-                refusal = answer
-            else:
-                refusal = decoded(_GREETING_ANSWER, answer, "greeting", self.name)
-            if refusal:
-                raise ContractError(
-                    "refused the connection", where=self.name, why=refusal, process=self.name
-                )
+            connection.send(proof.prove(self._network.secret))
+            proof.check_answer(await answers.get(), self.name)
             if connection.ended:  # the server went away without a word
                 self._no_answer = "the connection was ended before it was admitted"
                 return False

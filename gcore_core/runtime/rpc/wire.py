@@ -1,14 +1,13 @@
-"""Puts messages on a stream: a length in four bytes, then msgpack.
+"""Sends and receives messages of calls on a stream, in the event loop.
 
-The first message of each side is a greeting and its answer. All others are lists of frames: those
-that are put in one turn of the event loop share a message, as long as they are short.
+The first message of each side is a greeting and its answer, see ``proof``. All others are lists of
+frames: those that are put in one turn of the event loop share a message, as long as they are short.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +16,16 @@ import msgspec
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.launching import Traffic
 from gcore_core.runtime.rpc import keepalive
+from gcore_core.runtime.rpc.framing import LENGTH_BYTES, framed, length_at, length_before
+from gcore_core.runtime.rpc.proof import GREETING_BYTES
 from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
 
 # Kinds of frames; ``sockets`` says who sends which, and when.
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
-GREETING_BYTES = 4096  # the limit of a greeting, and of its answer
 JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
 READ_BYTES = 1 << 18
 CLOSE_S = 1.0  # what was written has so long to leave
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-_LENGTH = struct.Struct("<I")
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -42,26 +41,6 @@ class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: int
     method: str = ""
     body: msgspec.Raw = msgspec.Raw(b"\xc0")
-
-
-class Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """Says who connects, in the first message of that side.
-
-    It is answered by a text: why the connection is refused, empty if it is admitted.
-
-    secret: the run's.
-    version: of gcore-core.
-    python: the path of the interpreter, for the text of a refusal.
-    """
-
-    secret: bytes
-    version: str
-    python: str
-
-
-def framed(message: bytes) -> bytes:
-    """Puts a message's length before it, as it stands on the stream."""
-    return _LENGTH.pack(len(message)) + message
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -153,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(message) <= JOINED_BYTES:
             self._transport.write(framed(message))
         else:
-            self._transport.write(_LENGTH.pack(len(message)))
+            self._transport.write(length_before(message))
             self._transport.write(message)
 
     def end(self) -> None:
@@ -202,14 +181,9 @@ class Connection(asyncio.BufferedProtocol):
             self._length_part = b""
         end = len(unread)
         at = 0  # everything before has been cut
-        while end - at >= _LENGTH.size and not self.ended:
-            (nbytes,) = _LENGTH.unpack_from(unread, at)
-            at += _LENGTH.size
-            if nbytes > self._limit_bytes:
-                raise ContractError(
-                    f"malformed stream: a message of {nbytes} bytes, "
-                    f"the limit is {self._limit_bytes}"
-                )
+        while end - at >= LENGTH_BYTES and not self.ended:
+            nbytes = length_at(unread, at, self._limit_bytes)
+            at += LENGTH_BYTES
             if end - at < nbytes:
                 self._partial = bytearray(nbytes)
                 self._partial_bytes = end - at

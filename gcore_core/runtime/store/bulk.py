@@ -8,7 +8,7 @@ breaks, its part goes on from the byte where it was.
 The module has four sections:
 
     what can be read     messages that name a content, and ``Region``, which says where it lies
-    one connection       ``_Line``: the run's secret, messages and content; both sides use it
+    one connection       ``_Line``: the proof, messages and content; both sides use it
     the sending side     ``BulkServer``: a thread for each connection
     the receiving side   ``BulkClient``: a ``_Source`` for each node, with a ``_Stream`` for each
                          connection to it; a ``_Read`` for each content, cut into ``_Part``s
@@ -16,8 +16,8 @@ The module has four sections:
 A connection, step by step. All of it is TLS with the run's identity, mutual, see
 ``gcore_core.runtime.rpc.tls``:
 
-    client -> server   the run's secret
-    server -> client   1; or 0: it is another secret, and the connection ends
+    client -> server   the proof that it is of the run, see ``gcore_core.runtime.rpc.proof``
+    server -> client   why it is refused, and the connection ends; or an empty text
     client -> server   `ReadRequest`                      these two lines again and again
     server -> client   `Answer`; then the content
 
@@ -30,14 +30,12 @@ import asyncio
 import contextlib
 import ctypes
 import errno
-import hmac
 import logging
 import mmap
 import os
 import socket
 import ssl
 import stat
-import struct
 import threading
 import time
 from collections import deque
@@ -55,7 +53,8 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.contract.records import Ref
-from gcore_core.runtime.rpc import tls
+from gcore_core.runtime.rpc import proof, tls
+from gcore_core.runtime.rpc.framing import framed, receive
 from gcore_core.runtime.rpc.keepalive import end_in_silence
 from gcore_core.runtime.rpc.retry import PATIENT
 from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
@@ -69,10 +68,9 @@ STREAMS = 2
 PART_BYTES = 8 << 20
 #: A content that still comes is passed on in pieces of this size.
 _PIECE_BYTES = 1 << 20
-_FRAME_LIMIT_BYTES = 1 << 20
-_FRAME = struct.Struct(">I")
+_MESSAGE_LIMIT_BYTES = 1 << 20
 
-_GREETING_S = 30.0  # a connection has so long to be made, with the secret
+_GREETING_S = 30.0  # a connection has so long to be made, with the proof
 _MOST_UNPROVEN = 64  # connections that are greeted at a time; others wait
 _IDLE_S = 60.0  # a client's connection without work ends after this
 _LOOK_S = 0.25  # so often a read that goes on is checked for silence, and progress is shown
@@ -174,50 +172,46 @@ class Region(NamedTuple):
 class _Line:
     """Speaks over one open connection. Client and server both use it.
 
-    First the client shows the run's secret. TLS has told both sides before who the other one is,
-    and whatever is altered on its way ends the connection.
+    TLS has told both sides before who the other one is, and whatever is altered on its way ends the
+    connection.
 
+    where: for errors.
     heard: is called whenever bytes come.
     """
 
     def __init__(
-        self, sock: ssl.SSLSocket, secret: bytes, heard: Callable[[], None] = lambda: None
+        self, sock: ssl.SSLSocket, where: str, heard: Callable[[], None] = lambda: None
     ) -> None:
         self.sock = sock
-        self._secret = secret
+        self._where = where
         self._heard = heard
 
-    def greet_server(self) -> None:
-        """Shows the server the run's secret.
+    def greet_server(self, secret: bytes) -> None:
+        """Proves to the server that this process is of the run.
 
-        Raises ContractError where it is another one, OSError when the connection breaks.
+        Raises ContractError where it refuses, OSError when the connection breaks.
         """
-        self.sock.sendall(self._secret)
-        if self._exactly(1) != b"\1":
-            raise ContractError("refused the connection", why="wrong run secret")
+        self.send(proof.prove(secret))
+        proof.check_answer(self.receive(proof.GREETING_BYTES), self._where)
 
-    def greet_client(self) -> bool:
-        """Returns whether the client has shown the run's secret, and tells it so."""
-        is_known = hmac.compare_digest(self._exactly(len(self._secret)), self._secret)
-        self.sock.sendall(b"\1" if is_known else b"\0")
-        return is_known
+    def greet_client(self, secret: bytes) -> None:
+        """Raises ContractError unless the client proves that it is of the run; tells it why."""
+        refusal = proof.refusal(self.receive(proof.GREETING_BYTES), secret, self._where)
+        self.send(encode(refusal))
+        if refusal:
+            raise ContractError(refusal, where=self._where)
 
-    def send(self, message: ReadRequest | Answer) -> None:
-        body = encode(message)
-        self.sock.sendall(_FRAME.pack(len(body)) + body)
+    def send(self, message: bytes) -> None:
+        self.sock.sendall(framed(message))
 
-    def receive(self) -> bytes:
-        """Returns the next message, encoded. Raises DataError when it is too long for one."""
-        (nbytes,) = _FRAME.unpack(self._exactly(_FRAME.size))
-        if nbytes > _FRAME_LIMIT_BYTES:
-            raise DataError(f"a message of {nbytes} bytes came", where="bulk")
-        return self._exactly(nbytes)
+    def receive(self, limit_bytes: int = _MESSAGE_LIMIT_BYTES) -> bytes:
+        """Returns the next message."""
+        return receive(self._read, limit_bytes, self._where)
 
-    def _exactly(self, nbytes: int) -> bytes:
-        """Receives so many bytes. Raises ConnectionError when the connection ends before."""
-        received = bytearray(nbytes)
-        self.receive_content(memoryview(received))
-        return bytes(received)
+    def _read(self, nbytes: int) -> bytes:
+        read = self.sock.recv(nbytes)
+        self._heard()
+        return read
 
     def receive_content(
         self, memory: memoryview, came: Callable[[int], None] = lambda nbytes: None
@@ -397,9 +391,8 @@ class BulkServer:
             with self._lock:
                 self._open[sock] = threading.current_thread()
             secured.do_handshake()
-            line = _Line(secured, self._secret)
-            if not line.greet_client():
-                raise ContractError("wrong or missing run secret", where=self._name)
+            line = _Line(secured, self._name)
+            line.greet_client(self._secret)
             sock.settimeout(None)
             is_proven = True
             self._unproven.release()
@@ -427,11 +420,11 @@ class BulkServer:
                 # What fails before the answer can still be told to the reader.
                 wait(0, min(_PIECE_BYTES, request.nbytes))
             except Exception as error:  # isolation point: it is raised at the reader
-                line.send(Answer(to_wire(error, self._name)))
+                line.send(encode(Answer(to_wire(error, self._name))))
                 return
             with self._lock:
                 self.sent_bytes += request.nbytes
-            line.send(Answer())
+            line.send(encode(Answer()))
             line.send_content(memory, wait)
 
     @contextlib.contextmanager
@@ -838,7 +831,7 @@ class _Stream(threading.Thread):
             read.came(part.start - nbytes, part.start)
 
         line = self._line or self._connected(read)
-        line.send(ReadRequest(read.what, part.start, part.end - part.start))
+        line.send(encode(ReadRequest(read.what, part.start, part.end - part.start)))
         if read.is_unmapped and part.start == part.first:  # while the answer is on its way
             _map_pages(read.memory[part.first : part.end])
         answer = decoded(_ANSWER, line.receive(), "answer", self._source.name)
@@ -863,16 +856,13 @@ class _Stream(threading.Thread):
             secured = source.tls.wrap_socket(self._sock, do_handshake_on_connect=False)
             self._hold(secured, read)
             secured.do_handshake()
-            line = _Line(secured, source.secret, self._heard)
-            line.greet_server()
+            line = _Line(secured, source.name, self._heard)
+            line.greet_server(source.secret)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
             raise
         except ssl.SSLError as error:
             why = f"TLS: {error.reason or error}"
             raise ContractError("refused the connection", where=source.name, why=why) from None
-        except ContractError as error:
-            error.where = source.name
-            raise
         self._sock.settimeout(None)
         self._line = line
         return line

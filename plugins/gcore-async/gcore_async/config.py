@@ -25,20 +25,14 @@ class AsyncConfig(SyncConfig):
     age: int = 4
     midway: Literal["wait", "recompute"] = "wait"
 
-    #: Keys that are gone -> what to do in their place.
+    #: Keys that are gone, and values as KEY=VALUE -> what to do in their place.
     GONE_KEYS: ClassVar[dict[str, str]] = {
         **SyncConfig.GONE_KEYS,
         "order": "remove it: a deterministic run takes groups in order and repeats itself",
         "unfinished": "remove it: a checkpoint holds complete groups, and others are drawn again",
         "replay": "remove it: a run repeats itself with run.deterministic: true and midway: wait",
-    }
-
-    #: Values that are gone: key -> value -> what to do in its place.
-    GONE_VALUES: ClassVar[dict[str, dict[str, str]]] = {
-        "midway": {
-            "keep": "set it to recompute: samples go on through a push, and what they have so far "
-            "is read again"
-        }
+        "midway=keep": "set it to recompute: samples go on through a push, and what they have so "
+        "far is read again",
     }
 
     def __post_init__(self) -> None:

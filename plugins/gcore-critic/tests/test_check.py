@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gcore_core.config.plan import Plan, learners, load_plan
+from gcore_core.config.plan import Plan, load_plan, trained_roles
 from gcore_core.contract.errors import ConfigError
 
 ROLES = {
@@ -35,7 +35,7 @@ def plan_of(directory: Path, *overrides: str, **changes: Any) -> Plan:
 
 def test_a_critic_takes_what_the_policy_and_its_plugin_say(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    assert learners(plan) == ["critic"]
+    assert trained_roles(plan) == ["critic", "policy"]
     assert plan.settings.roles["critic"].model == plan.settings.roles["policy"].model
     assert plan.provided["roles.critic.objective"].reference == "critic"
     assert plan.at("roles.critic.objective.config") == {"clip": 0.2}
@@ -114,7 +114,7 @@ SHARED = "roles.policy.config.value_head.coefficient=0.5"
 
 def test_a_policy_with_a_value_head_needs_no_critic(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, SHARED, **WITHOUT)
-    assert learners(plan) == []
+    assert trained_roles(plan) == ["policy"]
     assert plan.at("roles.policy.config.value_head.clip") == 0.2
 
 

@@ -25,17 +25,16 @@ import hmac
 import secrets
 import socket
 import ssl
-import struct
 from typing import Any
 
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError, WorkerDied
+from gcore_core.kits.launching import LENGTH_BYTES, framed, length_at
 
 _NONCE_BYTES = 32
 _STRANGER_LIMIT_BYTES = 256  # a message before the proof
 _LIMIT_BYTES = 256 << 20
-_LENGTH = struct.Struct(">I")
 _UNSENT_LIMIT_BYTES = 1 << 20
 
 
@@ -179,7 +178,7 @@ class Channel:
         """Sends a message. When the connection has ended nothing happens; ``receive`` says so."""
         content = msgspec.msgpack.encode(message)
         if not self._writer.is_closing():
-            self._writer.write(_LENGTH.pack(len(content)) + content)
+            self._writer.write(framed(content))
 
     @property
     def is_full(self) -> bool:
@@ -192,10 +191,9 @@ class Channel:
         Raises WorkerDied when the connection has ended, ContractError for what is no message.
         """
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > self._limit_bytes:
-                raise ContractError(f"a message of {length} bytes is too long", where=self.peer)
-            return _DECODER.decode(await self._reader.readexactly(length))
+            head = await self._reader.readexactly(LENGTH_BYTES)
+            nbytes = length_at(head, 0, self._limit_bytes, self.peer)
+            return _DECODER.decode(await self._reader.readexactly(nbytes))
         except (OSError, asyncio.IncompleteReadError) as error:
             raise WorkerDied("the connection has ended", where=self.peer, why=_why(error)) from None
         except msgspec.MsgspecError as error:

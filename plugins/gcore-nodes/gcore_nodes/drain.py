@@ -2,7 +2,7 @@
 
 exit code 0     the host has left
           2     the run keeps it, and says why
-          7     nobody answers, or it has not left in time; it may still leave
+          7     nobody answers, it has not left in time and may still leave, or the run has ended
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 
 from gcore_core.contract.errors import AddressError, ConfigError
 from gcore_core.contract.run_files import LEAVE
+from gcore_core.kits.runs import run_goes_on
 
 _LOOK_S = 0.2
+_OVER_S = 5.0  # a run whose supervisor was killed has another one within these
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -49,19 +51,23 @@ def drain(run: Path, host: str, wait_s: float) -> int:
     file.parent.mkdir(exist_ok=True)
     file.write_text("")
     try:
-        return _followed(file, host, wait_s)
+        return _followed(file, run, host, wait_s)
     finally:
         file.unlink(missing_ok=True)
 
 
-def _followed(file: Path, host: str, wait_s: float) -> int:
+def _followed(file: Path, run: Path, host: str, wait_s: float) -> int:
     """Prints each answer as it comes; returns 0 when the host has left.
+
+    It ends with the run, which then has nothing on the host any more.
 
     Raises ConfigError when the file that asks is gone.
     """
     until_s = time.monotonic() + wait_s
     said = ""
-    while time.monotonic() < until_s:
+    over_s = 0.0  # for how long nobody has been supervising the run
+    while time.monotonic() < until_s and over_s < _OVER_S:
+        over_s = 0.0 if run_goes_on(run) else over_s + _LOOK_S
         try:
             answer = file.read_text().strip()
         except FileNotFoundError:
@@ -81,7 +87,11 @@ def _followed(file: Path, host: str, wait_s: float) -> int:
             if verdict.startswith("does not leave"):
                 return 2
         time.sleep(_LOOK_S)
-    print(f"{host} has not left in {wait_s:g} s: {said or 'no run answers'}", file=sys.stderr)
+    if over_s < _OVER_S:
+        why = f"{host} has not left in {wait_s:g} s: {said or 'no run answers'}"
+    else:
+        why = f"the run has ended, and uses {host} no more"
+    print(why, file=sys.stderr)
     return AddressError.exit_code
 
 

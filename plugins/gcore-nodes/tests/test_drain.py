@@ -72,6 +72,16 @@ def test_a_run_that_does_not_answer_is_told_so(
     assert capsys.readouterr().err == "node2 has not left in 0.3 s: no run answers\n"
 
 
+def test_a_drain_ends_with_the_run(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcore_nodes.drain._OVER_S", 0.5)
+    thread = answering(run, "node2 leaves at the next checkpoint")
+    assert drain(run, "node2", 60.0) == AddressError.exit_code
+    thread.join()
+    assert capsys.readouterr().err == "the run has ended, and uses node2 no more\n"
+
+
 def test_a_second_drain_of_a_host_ends_with_the_first(run: Path) -> None:
     def removing() -> None:
         file = run / "leave" / "node2"

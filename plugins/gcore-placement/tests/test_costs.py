@@ -13,7 +13,11 @@ from gcore_core import cli
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import RunFacts
-from gcore_core.controllers.placement import journal
+from gcore_core.runtime.journal import Journal
+
+
+def append(directory: Path, row: run_files.Decided | run_files.Measured) -> None:
+    Journal(directory / run_files.PLACEMENT).append([row])
 
 
 @pytest.fixture
@@ -28,8 +32,8 @@ def run(tmp_path: Path) -> Path:
             predicted_s={"split 1": predicted_s, "split 2": 20.0},
             seen={"fell_back": fell_back},
         )
-        journal.append(tmp_path, made)
-        journal.append(
+        append(tmp_path, made)
+        append(
             tmp_path,
             run_files.Measured(
                 step=step,
@@ -75,7 +79,7 @@ def test_a_step_with_a_rescue_does_not_count_in_prediction_errors(run: Path) -> 
     rescue = run_files.Decided(
         step=1, mode="split", cells={}, reason="no replica of judge answers", rescued="judge"
     )
-    journal.append(run, rescue)
+    append(run, rescue)
     assert costs.costs_of(*run_files.read_placement(run)).off_median == pytest.approx(0.0)
 
 
@@ -95,7 +99,7 @@ def test_the_command_prints_a_table_and_json(run: Path, capsys: pytest.CaptureFi
 
 
 def test_a_run_without_a_finished_step_is_refused(tmp_path: Path) -> None:
-    journal.append(tmp_path, run_files.Decided(step=0, mode="split", cells={}))
+    append(tmp_path, run_files.Decided(step=0, mode="split", cells={}))
     with pytest.raises(DataError, match="no step with a placement decision has ended yet"):
         costs.costs_of(*run_files.read_placement(tmp_path))
 

@@ -14,6 +14,11 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.placement import Cell, Decision, Device, Need, Partition, Window
 from gcore_core.controllers.placement import journal
+from gcore_core.runtime.journal import Journal
+
+
+def append(directory: Path, row: run_files.Decided | run_files.Measured) -> None:
+    Journal(directory / run_files.PLACEMENT).append([row])
 
 
 def decision() -> Decision:
@@ -34,8 +39,8 @@ def decision() -> Decision:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    journal.append(tmp_path, journal.decided(11, decision(), took_s=0.01))
-    journal.append(
+    append(tmp_path, journal.decided(11, decision(), took_s=0.01))
+    append(
         tmp_path,
         run_files.Measured(
             step=11,
@@ -45,7 +50,7 @@ def run(tmp_path: Path) -> Path:
             waited={0: 0.0, 3: 4.5},
         ),
     )
-    journal.append(tmp_path, journal.decided(12, decision()))
+    append(tmp_path, journal.decided(12, decision()))
     return tmp_path
 
 
@@ -77,7 +82,7 @@ def test_explain_shows_a_rescue_its_reason_and_the_decision_it_replaced(
         reason="no replica of judge answers",
         seen={"lost": {"judge": [3]}},
     )
-    journal.append(run, journal.decided(12, made, rescued="judge"))
+    append(run, journal.decided(12, made, rescued="judge"))
     assert cli.main(["placement", "explain", str(run), "--step", "12"]) == 0
     shown = capsys.readouterr().out
     for words in (
@@ -114,7 +119,7 @@ def test_json_output_has_decision_and_outcome(
 @pytest.mark.parametrize("step", [[], ["--step", "12"]])
 def test_a_rollout_that_took_no_time_is_explained(run: Path, step: list[str]) -> None:
     """All groups of its step were there before."""
-    journal.append(run, run_files.Measured(step=12, measured_s=0.0))
+    append(run, run_files.Measured(step=12, measured_s=0.0))
     assert cli.main(["placement", "explain", str(run), *step]) == 0
 
 
@@ -148,7 +153,7 @@ def test_reasons_of_replay_survive_the_journal(tmp_path: Path) -> None:
         },
     )
     made = Replay(ReplayConfig()).revise(None, window)
-    journal.append(tmp_path, journal.decided(0, made))
+    append(tmp_path, journal.decided(0, made))
     decisions, _ = run_files.read_placement(tmp_path)
     assert decisions[0].state == made.state and decisions[0].cells == {
         "rollout": [[0], [1], [2]],
