@@ -98,7 +98,7 @@ class Ledger:
         self._tells = tells
         self._open: dict[int, _Group] = {}
         # The complete ones of them, in the order in which they became it.
-        self._complete: dict[int, None] = {}
+        self._ended: dict[int, None] = {}
         self._settled: dict[int, _Group] = {}
         self._carried: dict[int, _Group] = {}
         # The verdicts of steps that are closed and not committed, the oldest step first.
@@ -110,7 +110,7 @@ class Ledger:
         for ordinal in sorted(own):
             carried = self._carried.pop(ordinal, None)
             if carried is not None:
-                self._complete[ordinal] = None
+                self._ended[ordinal] = None
             self._open[ordinal] = carried or self._fresh(ordinal)
         return self.unfinished(own)
 
@@ -231,7 +231,7 @@ class Ledger:
         if sample not in group.scored:
             group.scored.add(sample)
             if len(group.scored) == self._samples:
-                self._complete[ordinal] = None
+                self._ended[ordinal] = None
                 self._tells()
 
     def whole(self, ordinal: int) -> list[Header]:
@@ -244,13 +244,18 @@ class Ledger:
     def complete(self) -> list[list[Header]]:
         """Returns the open groups whose records are all finished and scored, ready for a verdict.
 
-        Groups come in the order in which they became complete, their records by sample.
+        Groups come by ordinal, their records by sample.
         """
-        return [self.whole(ordinal) for ordinal in self._complete]
+        return [self.whole(ordinal) for ordinal in sorted(self._ended)]
+
+    @property
+    def ended(self) -> list[int]:
+        """The ordinals of ``complete``, in the order in which their groups became complete."""
+        return list(self._ended)
 
     def is_open(self, ordinal: int) -> bool:
         """Returns whether a record of the group is still to be drawn or scored."""
-        return ordinal in self._open and ordinal not in self._complete
+        return ordinal in self._open and ordinal not in self._ended
 
     def settle(self, ordinal: int, verdict: str, reason: str = "") -> None:
         """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""
@@ -259,7 +264,7 @@ class Ledger:
                 "settled an ordinal that is not open here", where=f"ordinal {ordinal}"
             )
         group = self._open.pop(ordinal)
-        self._complete.pop(ordinal, None)
+        self._ended.pop(ordinal, None)
         group.verdict = verdict, reason
         self._settled[ordinal] = group
 

@@ -323,14 +323,14 @@ class Window:
 
     def _settle_complete(self) -> None:
         """Gives a verdict to every group of this shard that has become complete."""
-        complete = self._ledger.complete()
-        for group in sorted(complete, key=lambda group: group[0].ordinal):
+        ended = self._ledger.ended
+        for group in self._ledger.complete():
             one = self._verdict(group)
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
             if self._placement.moves:
                 self._rollout += self._context.trace.seen(one.group, one.verdict, one.reason)
-        self._latest += [self._settled[group[0].ordinal] for group in complete]
+        self._latest += [self._settled[ordinal] for ordinal in ended]
 
     def _verdict(self, group: list[Header]) -> Settled:
         return verdict_on(
