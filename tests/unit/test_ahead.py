@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gcore_core.controllers.window.ahead import Ahead, AheadBounds
-from gcore_core.controllers.window.schedule import Told
+from gcore_core.controllers.window.ahead import Ahead
+from gcore_core.controllers.window.schedule import Bounds, Told
 
-BOUNDS = AheadBounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
+BOUNDS = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
 WINDOWS = [(0, 0), (0, 2), (1, 1), (1, 4), (2, 2), (2, 4), (4, 8)]
 
 
-def ahead_of(bounds: AheadBounds) -> Ahead:
+def ahead_of(bounds: Bounds) -> Ahead:
     return Ahead(bounds=bounds, step=0, base=0)
 
 

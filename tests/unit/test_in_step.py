@@ -15,7 +15,7 @@ from gcore_core.controllers.window.schedule import Bounds, Membership, Told
 def in_step(
     *, exact: bool = False, carries: bool = False, limit: int = 40, base: int = 0, step: int = 0
 ) -> InStep:
-    bounds = Bounds(prompts=4, limit=limit, exact=exact)
+    bounds = Bounds(prompts=4, limit=limit, exact=exact, steps=12)
     return InStep(bounds=bounds, step=step, base=base, carries=carries)
 
 

@@ -23,7 +23,7 @@ from gcore_core.contract.records import (
 )
 from gcore_core.controllers.algorithm_answers import filter_code
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.window.ahead import Ahead, AheadBounds
+from gcore_core.controllers.window.ahead import Ahead
 from gcore_core.controllers.window.in_step import InStep
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.schedule import Bounds, Schedule, Told
@@ -172,7 +172,7 @@ FAILED_GROUP = Settled(0, [header(0, "no luck", exact="failed")], QUARANTINED, "
 
 
 def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() -> None:
-    bounds = Bounds(prompts=4, limit=40, exact=False)
+    bounds = Bounds(prompts=4, limit=40, exact=False, steps=12)
     schedule = InStep(bounds=bounds, step=0, base=0, carries=False)
     assert len(schedule.issue()) == 4
     with pytest.raises(TrainingError, match="3 of 3 groups could not be used"):
@@ -180,7 +180,7 @@ def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() ->
 
 
 def test_groups_that_fail_first_in_a_running_window_are_held_against_what_is_drawn() -> None:
-    bounds = AheadBounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
+    bounds = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
     schedule = Ahead(bounds=bounds, step=0, base=0)
     schedule.look(0, 0, [])
     assert len(schedule.issue()) == 8

@@ -28,22 +28,6 @@ from gcore_core.controllers.window.schedule import Bounds, Membership, Schedule
 from gcore_core.runtime.worker_settings import JobFacts
 
 
-@dataclass(frozen=True, kw_only=True)
-class AheadBounds(Bounds):
-    """Holds the numbers that bound how far generation runs ahead.
-
-    ``limit`` is beyond the groups of the steps ahead. Steps of an ``exact`` run take groups in
-    order.
-
-    ahead, age: see the module.
-    steps: of the run; nothing is begun for later ones.
-    """
-
-    ahead: int
-    age: int
-    steps: int
-
-
 @dataclass(kw_only=True)
 class Ahead(Schedule):
     """Begins groups without a break, each under the newest weights."""
@@ -51,7 +35,6 @@ class Ahead(Schedule):
     runs_on: ClassVar[bool] = True
     tick_s: ClassVar[float] = 0.05
 
-    bounds: AheadBounds
     _above: set[int] = field(default_factory=set)  # consumed ordinals above ``base``
     _again: list[int] = field(default_factory=list)  # to be begun again, sorted
 
@@ -61,15 +44,7 @@ class Ahead(Schedule):
 
         ahead, age: see the module.
         """
-        bounds = AheadBounds(
-            prompts=config.prompts,
-            limit=config.max_rounds * config.prompts,
-            exact=facts.run.deterministic,
-            shards=facts.shards,
-            ahead=ahead,
-            age=age,
-            steps=facts.run.steps,
-        )
+        bounds = Bounds.of(config, facts, ahead, age)
         return cls(bounds=bounds, step=facts.start_step, base=facts.next_ordinal)
 
     def issue(self) -> list[int]:

@@ -49,19 +49,12 @@ class InStep(Schedule):
     @classmethod
     def of(cls, config: SyncConfig, facts: JobFacts) -> InStep:
         """Makes the schedule of a run."""
-        exact = facts.run.deterministic
         carries = config.surplus == "keep" or (config.surplus == "auto" and facts.takes_stale)
-        bounds = Bounds(
-            prompts=config.prompts,
-            limit=config.max_rounds * config.prompts,
-            exact=exact,
-            shards=facts.shards,
-        )
         return cls(
-            bounds=bounds,
+            bounds=Bounds.of(config, facts),
             step=facts.start_step,
             base=facts.next_ordinal,
-            carries=carries and not exact,
+            carries=carries and not facts.run.deterministic,
         )
 
     def issue(self) -> list[int]:

@@ -19,7 +19,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.keep_rate import QUARTERS, KeepRate, by_quarter
+from gcore_core.runtime.worker_settings import JobFacts
 
 
 class Told(msgspec.Struct, array_like=True, frozen=True):
@@ -69,18 +71,37 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Holds the numbers that bound what is begun for a step.
+    """Holds the numbers that bound what is begun.
 
     prompts: groups that a step trains on.
-    limit: groups that are begun at most for one step.
-    exact: a run that is to repeat: only groups are begun that are surely needed.
+    limit: groups that are begun at most for one step, beyond those of the steps ahead.
+    exact: a run that is to repeat: only groups are begun that are surely needed, and steps take
+        them in order.
+    steps: of the run; nothing is begun for later ones.
     shards: how many there are.
+    ahead, age: see ``ahead``; where groups are begun for one step alone, both are 0.
     """
 
     prompts: int
     limit: int
     exact: bool
+    steps: int
     shards: int = 1
+    ahead: int = 0
+    age: int = 0
+
+    @classmethod
+    def of(cls, config: SyncConfig, facts: JobFacts, ahead: int = 0, age: int = 0) -> Bounds:
+        """Returns the bounds of a run."""
+        return cls(
+            prompts=config.prompts,
+            limit=config.max_rounds * config.prompts,
+            exact=facts.run.deterministic,
+            steps=facts.run.steps,
+            shards=facts.shards,
+            ahead=ahead,
+            age=age,
+        )
 
 
 @dataclass(kw_only=True)
@@ -211,9 +232,9 @@ class Schedule(ABC):
         return len(self._begun) - len(self._told)
 
     @property
-    def finished(self) -> int:
-        """Groups that are complete and not consumed."""
-        return len(self._told)
+    def begun(self) -> int:
+        """Groups that are begun and not consumed."""
+        return len(self._begun)
 
     @property
     @abstractmethod

@@ -199,7 +199,7 @@ class Window:
         """
         schedule = self._schedule
         self._metrics |= {
-            "window/groups": float(schedule.in_flight + schedule.finished),
+            "window/groups": float(schedule.begun),
             "window/in_flight": float(schedule.in_flight),
         }
         return replace(

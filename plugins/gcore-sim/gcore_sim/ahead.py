@@ -42,9 +42,9 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.window.ahead import Ahead, AheadBounds
+from gcore_core.controllers.window.ahead import Ahead
 from gcore_core.controllers.window.dealing import deal
-from gcore_core.controllers.window.schedule import Membership, Told
+from gcore_core.controllers.window.schedule import Bounds, Membership, Told
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.config import EngineProfile
 
@@ -350,7 +350,7 @@ class _Run:
         steps: int,
         make: Callable[..., Ahead],
     ) -> None:
-        bounds = AheadBounds(
+        bounds = Bounds(
             prompts=job.prompts,
             ahead=job.ahead,
             age=job.age,
