@@ -55,7 +55,7 @@ from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.order import row_of, sample_seed
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.controllers.window.deadlines import Deadlines
+from gcore_core.controllers.window import Ahead
 
 UNITS = 16
 PROMPTS = 64
@@ -140,7 +140,7 @@ class Program:
             trainer=TrainerPace(record_s=RECORD_S),
             push_s=PUSH_S,
         )
-        rule: Any = Deadlines
+        rule: Any = Ahead
         if self.window:
             fifo = windowed_fifo.WindowedFifo
             rule = partial(fifo, window=self.window, refill=self.refill)

@@ -4,115 +4,115 @@ from __future__ import annotations
 
 from protocol_mutants import Mutant
 
-from gcore_core.controllers.window.deadlines import Deadlines
+from gcore_core.controllers.window.ahead import Ahead
 from gcore_core.controllers.window.lanes import Lanes
-from gcore_core.controllers.window.running import RunningWindow
-from gcore_core.controllers.window.subsets import SubsetLedger
+from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.window.window import Window
 
 #: name -> (class, function, what stands there, what the bug puts there)
 ASYNC_MUTANTS: dict[str, Mutant] = {
     "a deadline is one step late": (
-        Deadlines,
+        Ahead,
         "due",
         "version + self.bounds.age - self.step",
         "version + self.bounds.age + 1 - self.step",
     ),
     "more is begun than can be taken in time": (
-        Deadlines,
+        Ahead,
         "issue",
         "self.bounds.age + 1 - self.step",
         "self.bounds.age + 9 - self.step",
     ),
     "generation runs one step too far ahead": (
-        Deadlines,
+        Ahead,
         "issue",
         "self.bounds.ahead + 1",
         "self.bounds.ahead + 2",
     ),
     "a repeatable run begins nothing while a push waits": (
-        Deadlines,
+        Ahead,
         "issue",
         "self.push_waits and not self.bounds.exact",
         "self.push_waits",
     ),
     "memory is released one version too early": (
-        Deadlines,
+        Ahead,
         "oldest",
         "min(self._begun.values(), default=self.step)",
         "min(self._begun.values(), default=self.step) + 1",
     ),
     "a step releases what was generated ahead": (
-        RunningWindow,
+        Window,
         "seal",
-        "oldest=deadlines.oldest",
+        "oldest=schedule.oldest",
         "oldest=taken.step + 1",
     ),
-    "old weights may begin a sample": (RunningWindow, "_draw", "least=version", "least=0"),
+    "old weights may begin a sample": (Window, "_draw", "least=version", "least=0"),
     "due groups are not waited for": (
-        Deadlines,
+        Ahead,
         "take",
         "any(ordinal not in self._told for ordinal in must)",
         "False",
     ),
     "due groups have no priority": (
-        Deadlines,
+        Ahead,
         "take",
         "alive[: self.due]",
         "[]",
     ),
     "a step is taken with too few groups": (
-        Deadlines,
+        Ahead,
         "take",
         "is_short and (self.in_flight or self.issued < self._most_issued)",
         "False",
     ),
     "a step is taken before every shard wants it": (
-        Deadlines,
+        Ahead,
         "take",
         "self.wanted < self.step",
         "False",
     ),
     "groups that teach nothing are trained on": (
-        Deadlines,
+        Ahead,
         "_alive",
         "or self._told[o].teaches",
         "or True",
     ),
     "a repeatable run takes what is complete": (
-        Deadlines,
+        Ahead,
         "take",
         "alive[:prompts] if self.bounds.exact else",
         "",
     ),
     "the base stays behind": (
-        Deadlines,
+        Ahead,
         "_consume",
         "while self.base in self._above:",
         "if self.base in self._above:",
     ),
-    "an ended group is told twice": (RunningWindow, "_look", "self._latest = []", "pass"),
+    "an ended group is told twice": (Window, "_look", "self._latest = []", "pass"),
     "one shard goes by its own version": (
-        RunningWindow,
+        Window,
         "_look",
-        "self._deadlines.look(together.version,",
-        "self._deadlines.look(self._version,",
+        "self._schedule.look(version,",
+        "self._schedule.look(self._version,",
     ),
     "newer weights are counted before all shards have them": (
-        RunningWindow,
+        Window,
         "_look",
         "min(look.version for look in looks)",
         "max(look.version for look in looks) + 1",
     ),
     "a push does not wait for samples": (
-        RunningWindow,
+        Window,
         "_note_quiet",
-        "self._deadlines.in_flight or self._is_behind()",
+        "self._schedule.in_flight or self._is_behind()",
         "False",
     ),
     "a shard waits for its own samples alone": (
-        RunningWindow,
+        Window,
         "_note_quiet",
-        "self._deadlines.in_flight or self._is_behind()",
+        "self._schedule.in_flight or self._is_behind()",
         "self._draws",
     ),
     "newer weights do where the run is to repeat": (
@@ -122,21 +122,21 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "exact=False",
     ),
     "an ordinal has two owners": (
-        SubsetLedger,
-        "lease_these",
+        Ledger,
+        "lease",
         "ordinal % self.shards == self.shard",
         "ordinal % 3 == self.shard % 3",
     ),
     "verdicts of a step are forgotten": (
-        SubsetLedger,
-        "close_these",
-        "verdicts[ordinal] = self._verdicts.pop(ordinal)",
-        "self._verdicts.pop(ordinal)",
+        Ledger,
+        "close",
+        "verdicts[ordinal] = group.verdict",
+        "pass",
     ),
     "a step commits what it did not take": (
-        SubsetLedger,
-        "close_these",
+        Ledger,
+        "close",
         "self._closed.append(verdicts)",
-        "self._closed.append(verdicts | self._verdicts)",
+        "self._closed.append(verdicts | {o: one.verdict for o, one in self._settled.items()})",
     ),
 }

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.window.dynamic_sampling import Quota
+from gcore_core.controllers.window.in_step import InStep
 from gcore_core.controllers.window.lanes import Lanes
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
+from gcore_core.controllers.window.window import Window
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -50,7 +51,7 @@ MUTANTS: dict[str, Mutant] = {
     "a duplicate is taken": (Ledger, "finished", " or header.sample in group.records", ""),
     "groups are complete too early": (
         Ledger,
-        "complete",
+        "_has_score",
         "len(group.scored) == self._samples",
         "len(group.records) == self._samples",
     ),
@@ -67,33 +68,28 @@ MUTANTS: dict[str, Mutant] = {
         "if sample not in group.scored:",
         "group.scored.add(-sample - 1)\n    if True:",
     ),
-    "the step ends one too late": (Ledger, "close", "if ordinal >= end", "if ordinal > end"),
+    "the step ends one too late": (
+        InStep,
+        "take",
+        "range(self.base, end)",
+        "range(self.base, end + 1)",
+    ),
     "the next step begins one too late": (
-        Ledger,
-        "close",
-        "self.next_ordinal = end",
-        "self.next_ordinal = end + 1",
+        InStep,
+        "take",
+        "self.base = self.front = end",
+        "self.base = self.front = end + 1",
     ),
     "carried groups stay settled": (
-        Ledger,
-        "close",
-        "self._verdicts.pop(ordinal)",
-        "self._verdicts[ordinal]",
+        Window,
+        "_close_step",
+        "self._ledger.close(membership.consumed)",
+        "self._ledger.close([*membership.consumed, *membership.surplus])",
     ),
-    "verdicts are kept": (
-        Ledger,
-        "close",
-        "self._closed.append(self._verdicts)\n    self._verdicts = {}",
-        "self._closed.append(dict(self._verdicts))",
-    ),
-    "the first that finish are taken": (Quota, "end", "teach = sorted(", "teach = list("),
-    "one group too few": (
-        Quota,
-        "end",
-        "teach[self.needed - 1] + 1",
-        "teach[self.needed - 2] + 1",
-    ),
-    "the step is over too early": (Quota, "over", "not totals.in_flight and ", ""),
+    "verdicts are kept": (Ledger, "commit", "self._closed.popleft()", "self._closed[0]"),
+    "the first that finish are taken": (InStep, "take", "teach = sorted(", "teach = list("),
+    "one group too few": (InStep, "take", "teach[needed - 1] + 1", "teach[needed - 2] + 1"),
+    "the step is over too early": (InStep, "take", "self.in_flight or ", ""),
     "a meeting runs again": (
         Gathering,
         "join",

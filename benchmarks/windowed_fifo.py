@@ -26,8 +26,8 @@ from gcore_async.program import AsynchronousController
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CALLS, PARTS, ControllerProvider
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.window import RunningWindow
-from gcore_core.controllers.window.deadlines import Deadlines, Membership
+from gcore_core.controllers.window import Ahead
+from gcore_core.controllers.window.schedule import Membership
 
 Refill = Literal["taken", "pushed"]
 
@@ -49,8 +49,8 @@ class FifoConfig(AsyncConfig):
     refill: Refill = "taken"
 
 
-@dataclass
-class WindowedFifo(Deadlines):
+@dataclass(kw_only=True)
+class WindowedFifo(Ahead):
     """Decides as the module says. Every group is taken to teach."""
 
     window: int = 1
@@ -67,11 +67,7 @@ class WindowedFifo(Deadlines):
         count = min(places - queued, bounds.steps * bounds.prompts - self.front)
         if count <= 0:
             return []
-        ordinals = self._next(count)
-        self._begun |= dict.fromkeys(ordinals, self.version)
-        self.issued += count
-        self.rounds += 1
-        return ordinals
+        return self._begin(self._next(count))
 
     def take(self) -> Membership | None:
         """Takes a step's groups when the window has given enough."""
@@ -94,22 +90,14 @@ class WindowedFifo(Deadlines):
 class FifoController(AsynchronousController):
     """One shard."""
 
-    def make_window(self, config: SyncConfig) -> RunningWindow:
-        """Returns the window of ``async`` with the rival's rule."""
+    def make_schedule(self, config: SyncConfig) -> WindowedFifo:
+        """Returns the rival's rule."""
         assert isinstance(config, FifoConfig)
-        window = super().make_window(config)
-        ours = window._deadlines
-        window._deadlines = WindowedFifo(
-            bounds=ours.bounds,
-            step=ours.step,
-            base=ours.base,
-            front=ours.front,
-            version=ours.version,
-            wanted=ours.wanted,
-            window=config.window,
-            refill=config.refill,
-        )
-        return window
+        facts = self.context.facts
+        schedule = WindowedFifo.of(config, facts, ahead=config.ahead, age=config.age)
+        schedule.window = config.window
+        schedule.refill = config.refill
+        return schedule
 
 
 @hookimpl

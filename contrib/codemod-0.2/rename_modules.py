@@ -84,7 +84,7 @@ MODULES = {
     # step programs
     "ledger": "controllers.window.ledger",
     "oversampling": "controllers.keep_rate",
-    "controllers.quota": "controllers.window.dynamic_sampling",
+    "controllers.quota": "controllers.window.in_step",
     "controllers.rollout": "controllers.window.drawing",
     "controllers.scoring": "controllers.window.scoring",
     "controllers.weighing": "controllers.reward_weights",

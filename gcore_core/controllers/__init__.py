@@ -29,8 +29,9 @@ What the parts themselves are made of:
     tiles              which records train together in a deterministic run
     watching           Watching: the sentinel's part in a controller; with canaries and explaining
 
-A program that draws the next steps while it trains on this one has a ``RunningWindow``. Before it
-pushes, it waits until no sample is in flight, and a checkpoint also holds what was drawn ahead:
+A program that draws the next steps while it trains on this one returns the schedule ``Ahead`` from
+``make_schedule``. Before it pushes, it waits until no sample is in flight, and a checkpoint also
+holds what was drawn ahead:
 
     taken = await self.take(step)
     trained = await self.train(step, taken, watch)
@@ -42,5 +43,5 @@ What is drawn so has been begun by older weights than the step that trains on it
 the trainer, which then does not compare its log-probs with its own, and the objective must correct
 for it. A step ahead needs generators with memory of their own, which do not rest while the trainer
 works. A placement policy may move devices only where nothing is in flight at a push, as where
-``RunningWindow.drain`` is called before it.
+``Window.drain`` is called before it.
 """

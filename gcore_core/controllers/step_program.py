@@ -20,7 +20,7 @@ from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.training import Training
 from gcore_core.controllers.watching import with_canaries
-from gcore_core.controllers.window import Taken, Window
+from gcore_core.controllers.window import InStep, Schedule, Taken, Window
 
 
 class StepProgram(ABC):
@@ -42,7 +42,7 @@ class StepProgram(ABC):
     def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
         self.context = context
         self.placement = PlacementShard(context)
-        self.window = self.make_window(config)
+        self.window = Window(context, config, self.placement, self.make_schedule(config))
         self.training = Training(context, config)
         publishing = Publishing if self.pushes else Releasing
         self.publishing = publishing(context, config, self.placement)
@@ -52,9 +52,9 @@ class StepProgram(ABC):
         self._max_skipped = config.max_skipped_steps
         self.checkpointing = Checkpointing(context, self.state())
 
-    def make_window(self, config: SyncConfig) -> Window:
-        """Returns what produces the groups; by default one step at a time."""
-        return Window(self.context, config, self.placement)
+    def make_schedule(self, config: SyncConfig) -> Schedule:
+        """Returns what decides which groups are begun when; by default those of one step."""
+        return InStep.of(config, self.context.facts)
 
     def make_evaluation(self) -> Evaluates:
         """Returns what evaluates weights; by default on records that generators draw of them."""

@@ -1,9 +1,10 @@
 """Lets shards agree on sums, on small payloads to the lead, and on the lead's answers.
 
 Shards do not speak to each other: every agreement goes through the supervisor, which waits until
-all shards have sent theirs. No records come this way. There are three kinds:
+all shards have sent theirs. No records come this way. There are four kinds:
 
     sum      every shard sends values          every shard gets the sum
+    share    every shard sends a payload       every shard gets all payloads
     collect  every shard sends a payload       the lead gets all payloads
     ask      every shard sends a payload       the lead gets all payloads, computes one part for
                                                each shard, and every shard gets its part
@@ -33,6 +34,7 @@ from gcore_core.runtime.messages import (
     AGREE_ASK,
     AGREE_COLLECT,
     AGREE_DEAL,
+    AGREE_SHARE,
     AGREE_SUM,
     Agreement,
     CollectRequest,
@@ -67,6 +69,7 @@ class AgreementService:
 
     def register(self, service: Service) -> None:
         service.add(AGREE_SUM, self.sum)
+        service.add(AGREE_SHARE, self.share)
         service.add(AGREE_COLLECT, self.collect)
         service.add(AGREE_DEAL, self.deal)
         service.add(AGREE_ASK, self.ask)
@@ -91,13 +94,18 @@ class AgreementService:
         total: list[float] = await self._join(request, request.values, act)
         return total
 
-    async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
-        """Returns all payloads in shard order to the lead, an empty list to any other shard."""
+    async def share(self, request: CollectRequest, call: Call) -> list[bytes]:
+        """Returns all payloads in shard order."""
         if len(request.payload) * self._shards > _PAYLOAD_LIMIT_BYTES:
             raise ContractError(
                 f"{len(request.payload)} bytes are too many to agree on", where=request.key
             )
         parts: list[bytes] = await self._join(request, request.payload)
+        return parts
+
+    async def collect(self, request: CollectRequest, call: Call) -> list[bytes]:
+        """Returns all payloads in shard order to the lead, an empty list to any other shard."""
+        parts = await self.share(request, call)
         return parts if request.shard == 0 else []
 
     async def deal(self, request: DealRequest, call: Call) -> bytes:
@@ -168,6 +176,11 @@ class Agreements:
         flat = [float(value) for value in np.asarray(values, np.float64).ravel()]
         request = SumRequest(self._key(name), self.shard, flat)
         return np.array(await self._call(AGREE_SUM, request), np.float64)
+
+    async def share(self, name: str, payload: bytes) -> list[bytes]:
+        """Returns every shard's payload in shard order."""
+        request = CollectRequest(self._key(name), self.shard, payload)
+        return await self._call(AGREE_SHARE, request)
 
     async def collect(self, name: str, payload: bytes) -> list[bytes]:
         """Returns every shard's payload in shard order to the lead, an empty list to the others."""

@@ -723,6 +723,7 @@ class DealRequest(Agreement):
 
 
 AGREE_SUM = Endpoint("agree.sum", SumRequest, list[float], Wait.MEETING)
+AGREE_SHARE = Endpoint("agree.share", CollectRequest, list[bytes], Wait.MEETING)
 AGREE_COLLECT = Endpoint("agree.collect", CollectRequest, list[bytes], Wait.MEETING)
 AGREE_DEAL = Endpoint("agree.deal", DealRequest, bytes, Wait.MEETING)
 AGREE_ASK = Endpoint("agree.ask", CollectRequest, bytes, Wait.MEETING)

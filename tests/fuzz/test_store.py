@@ -239,7 +239,7 @@ def test_a_store_keeps_working_after_invalid_requests() -> None:
 
 def test_invalid_requests_of_a_shard_do_not_block_agreement_of_others() -> None:
     kinds = {"agree.sum": SumRequest, "agree.collect": CollectRequest, "agree.deal": DealRequest}
-    kinds["agree.ask"] = CollectRequest
+    kinds |= dict.fromkeys(("agree.ask", "agree.share"), CollectRequest)
     asked = st.sampled_from(sorted(kinds)).flatmap(
         lambda method: st.tuples(
             st.just(method), hostile(values(kinds[method]).map(encode)) | st.just(b"")

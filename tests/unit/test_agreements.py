@@ -65,6 +65,13 @@ async def test_only_the_lead_gets_what_is_collected() -> None:
     assert found == [[b"of 0", b"of 1", b"of 2"], [], []]
 
 
+async def test_every_shard_gets_what_is_shared() -> None:
+    found = await asyncio.gather(
+        *(s.share("look", f"of {s.shard}".encode()) for s in await all_shards(3))
+    )
+    assert found == [[b"of 0", b"of 1", b"of 2"]] * 3
+
+
 async def test_a_collected_payload_over_the_limit_is_refused() -> None:
     (alone,) = await all_shards(1)
     with pytest.raises(ContractError, match=r"0/facts: \d+ bytes are too many to agree on"):

@@ -106,7 +106,7 @@ def test_shards_agree_less_often_in_longer_rollouts(after_s: float, tmp_path: Pa
     rollout_s = outcome.reports[-1].metrics["seconds/rollout"]
     looks = min(rollout_s, 20) + 20 * max(0.0, math.log(rollout_s / 20))
     assert rollout_s > after_s
-    assert looks / 2 < told.heard["controller.1", "supervisor", "agree.sum"] < looks + 8, (
+    assert looks / 2 < told.heard["controller.1", "supervisor", "agree.share"] < looks + 8, (
         "eight are not of the rollout"
     )
 

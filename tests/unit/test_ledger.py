@@ -29,15 +29,13 @@ from gcore_core.controllers.window.ledger import Ledger
 ROWS, SEED = 11, 5
 
 
-def make(shard: int = 0, shards: int = 1, samples: int = 2, next_ordinal: int = 0) -> Ledger:
-    return Ledger(
-        shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples, next_ordinal=next_ordinal
-    )
+def make(shard: int = 0, shards: int = 1, samples: int = 2) -> Ledger:
+    return Ledger(shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples)
 
 
-def committed(ledger: Ledger) -> dict[int, tuple[str, str]]:
-    """The verdicts of the step that is being drawn, which ends behind its last lease."""
-    ledger.close(ledger.next_ordinal, carry=False)
+def committed(ledger: Ledger, end: int) -> dict[int, tuple[str, str]]:
+    """The verdicts of a step that ends before the ordinal ``end``."""
+    ledger.close(range(end))
     return ledger.commit()
 
 
@@ -57,28 +55,28 @@ def score(ordinal: int, sample: int, *names: str) -> RecordScore:
 def test_the_leases_of_all_shards_form_the_global_slices(
     shards: int, slices: list[int], start: int
 ) -> None:
-    ledgers = [make(shard, shards, next_ordinal=start) for shard in range(shards)]
+    ledgers = [make(shard, shards) for shard in range(shards)]
     begin = start
     for size in slices:
-        leases = [lease for ledger in ledgers for lease in ledger.lease(size)]
+        slice_ = range(begin, begin + size)
+        leases = [lease for ledger in ledgers for lease in ledger.lease(slice_)]
         assert sorted(lease.ordinal for lease in leases) == list(range(begin, begin + size))
         for lease in leases:
             assert (lease.turn, lease.row) == row_of(lease.ordinal, ROWS, SEED)
             assert (lease.samples, lease.attempt) == ((0, 1), 0)
         begin += size
-    assert {ledger.next_ordinal for ledger in ledgers} == {begin}
 
 
 @given(shards=st.integers(1, 4), size=st.integers(1, 40))
 def test_shards_own_equal_parts_of_a_slice(shards: int, size: int) -> None:
-    parts = [len(make(shard, shards).lease(size)) for shard in range(shards)]
+    parts = [len(make(shard, shards).lease(range(size))) for shard in range(shards)]
     assert max(parts) - min(parts) <= 1
 
 
 @given(order=st.permutations([(o, s) for o in range(3) for s in range(2)] * 2))
 def test_duplicates_are_refused_and_change_nothing(order: list[tuple[int, int]]) -> None:
     ledger = make()
-    ledger.lease(3)
+    ledger.lease(range(3))
     taken = {}
     for turn, (ordinal, sample) in enumerate(order):
         fresh = ledger.finished(record(ordinal, sample, n_actions=turn))
@@ -98,43 +96,72 @@ def test_duplicates_are_refused_and_change_nothing(order: list[tuple[int, int]])
 def test_records_of_no_open_group_are_refused(stray: Header) -> None:
     """Not leased, of an evaluation, beyond the group, or of another shard."""
     ledger = make(shard=0, shards=2)
-    ledger.lease(2)
+    ledger.lease(range(2))
     assert not ledger.finished(stray)
 
 
 def test_a_late_record_of_a_settled_group_is_refused() -> None:
     ledger = make()
-    ledger.lease(1)
+    ledger.lease(range(1))
     ledger.settle(0, QUARANTINED, "lost")
     assert not ledger.finished(record(0, 0))
     ledger.scored(score(0, 0, "exact"), {"exact"})  # and its late score is ignored
-    assert committed(ledger) == {0: (QUARANTINED, "lost")}
+    assert committed(ledger, 1) == {0: (QUARANTINED, "lost")}
 
 
 def test_an_ordinal_gets_one_verdict() -> None:
     ledger = make()
-    ledger.lease(2)
+    ledger.lease(range(2))
     ledger.settle(0, TRAINED)
     with pytest.raises(ContractError, match="ordinal 0: settled an ordinal that is not open here"):
         ledger.settle(0, FILTERED)
     with pytest.raises(ContractError, match="ordinal 7"):
         ledger.settle(7, TRAINED)
     ledger.settle(1, FILTERED, "equal_rewards")
-    assert committed(ledger) == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
-    assert committed(ledger) == {}  # they were handed out
+    assert committed(ledger, 2) == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
+    assert committed(ledger, 2) == {}  # they were handed out
 
 
 def test_a_step_cannot_end_with_open_groups() -> None:
     ledger = make()
-    ledger.lease(3)
+    ledger.lease(range(3))
     ledger.settle(1, TRAINED)
     with pytest.raises(
         ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"
     ):
-        committed(ledger)
+        committed(ledger, 3)
+    with pytest.raises(ContractError, match=r"ordinals \[2\]: a step cannot end with open groups"):
+        ledger.give_back([1, 2], [])
     ledger.settle(0, TRAINED)
     ledger.settle(2, TRAINED)
-    assert list(committed(ledger)) == [1, 0, 2]
+    assert list(committed(ledger, 3)) == [0, 1, 2]
+
+
+def test_a_step_takes_any_groups_and_leaves_the_others_settled() -> None:
+    ledger = make()
+    draw(ledger, ledger.lease(range(4)), version=0)
+    for ordinal, verdict in enumerate([TRAINED, FILTERED, QUARANTINED, TRAINED]):
+        ledger.settle(ordinal, verdict)
+    ledger.close([3, 5])
+    assert ledger.commit() == {3: (TRAINED, "")}
+    assert [header.key for header in ledger.held_records()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert committed(ledger, 3).keys() == {0, 1, 2}
+    assert ledger.held_records() == []
+
+
+def test_groups_are_known_in_the_order_in_which_they_became_complete() -> None:
+    told = list[int]()
+    ledger = Ledger(
+        shard=0, shards=1, rows=ROWS, seed=SEED, samples=1, tells=lambda: told.append(0)
+    )
+    leases = ledger.lease(range(3))
+    draw(ledger, [leases[2], leases[0]], version=0)
+    assert ledger.ended == [2, 0]
+    assert [group[0].ordinal for group in ledger.complete()] == [0, 2]
+    assert len(told) == 2
+    assert ledger.is_open(1) and not ledger.is_open(0)
+    ledger.settle(2, TRAINED)
+    assert ledger.ended == [0]
 
 
 @given(
@@ -146,7 +173,7 @@ def test_lost_samples_are_leased_again_unchanged(
     finished: set[tuple[int, int]], lost: dict[int, set[int]], times: int
 ) -> None:
     ledger = make(samples=3)
-    first = {lease.ordinal: lease for lease in ledger.lease(4)}
+    first = {lease.ordinal: lease for lease in ledger.lease(range(4))}
     for ordinal, sample in finished:
         ledger.finished(record(ordinal, sample))
     for attempt in range(1, times + 1):
@@ -167,7 +194,7 @@ def test_lost_samples_are_leased_again_unchanged(
 
 def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
     ledger, names = make(), {"exact", "style"}
-    ledger.lease(1)
+    ledger.lease(range(1))
     for sample in range(2):
         ledger.finished(record(0, sample))
         ledger.scored(score(0, sample, "exact"), names)
@@ -186,7 +213,7 @@ def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
 def test_drawn_is_true_when_no_sample_is_missing_even_without_scores() -> None:
     ledger = make()
     assert ledger.drawn, "nothing is open"
-    ledger.lease(1)
+    ledger.lease(range(1))
     ledger.finished(record(0, 1))
     assert not ledger.drawn
     ledger.finished(record(0, 0))
@@ -195,7 +222,7 @@ def test_drawn_is_true_when_no_sample_is_missing_even_without_scores() -> None:
 
 def test_a_score_for_a_record_that_has_not_come_is_ignored() -> None:
     ledger = make()
-    ledger.lease(1)
+    ledger.lease(range(1))
     ledger.scored(score(0, 0, "exact"), {"exact"})
     ledger.finished(record(0, 0))
     ledger.finished(record(0, 1))
@@ -205,7 +232,7 @@ def test_a_score_for_a_record_that_has_not_come_is_ignored() -> None:
 
 def test_a_failed_record_needs_no_score() -> None:
     ledger = make()
-    ledger.lease(1)
+    ledger.lease(range(1))
     for sample in range(2):
         ledger.finished(record(0, sample, status=FAILED, reason="prompt_too_long"))
     assert len(ledger.complete()) == 1
@@ -213,7 +240,7 @@ def test_a_failed_record_needs_no_score() -> None:
 
 def test_what_a_reward_says_does_not_replace_why_a_record_failed() -> None:
     ledger = make(samples=1)
-    ledger.lease(1)
+    ledger.lease(range(1))
     ledger.finished(record(0, 0, status=FAILED, reason="prompt_too_long"))
     ledger.scored(replace(score(0, 0, "judge"), reason="no verdict"), {"judge"})
     ((failed,),) = ledger.complete()
@@ -222,21 +249,12 @@ def test_what_a_reward_says_does_not_replace_why_a_record_failed() -> None:
 
 def test_queries_do_not_change_the_ledger() -> None:
     ledger = make()
-    ledger.lease(2)
+    ledger.lease(range(2))
     before = copy.deepcopy(vars(ledger))
     ledger.unfinished({0, 1})
     ledger.complete()
     ledger.state()
     assert vars(ledger) == before
-
-
-@given(parts=st.lists(st.integers(0, 9), max_size=4))
-def test_a_ledger_continues_leasing_where_another_stopped(parts: list[int]) -> None:
-    whole = make()
-    for size in parts:
-        whole.lease(size)
-    resumed = make(next_ordinal=whole.state()["next_ordinal"])
-    assert resumed.lease(5) == whole.lease(5)
 
 
 def draw(ledger: Ledger, leases: list[Lease], version: int) -> None:
@@ -247,34 +265,32 @@ def draw(ledger: Ledger, leases: list[Lease], version: int) -> None:
 
 
 @pytest.mark.parametrize("carry", [True, False])
-def test_ordinals_after_the_end_of_a_step_are_leased_by_the_next_one(carry: bool) -> None:
+def test_groups_that_a_step_gives_back_are_leased_by_the_next_one(carry: bool) -> None:
     ledgers = [make(shard, 2) for shard in range(2)]
     for ledger in ledgers:
-        draw(ledger, ledger.lease(6), version=0)
+        draw(ledger, ledger.lease(range(6)), version=0)
         for group in ledger.complete():
-            ledger.settle(group[0].ordinal, QUARANTINED if group[0].ordinal == 5 else TRAINED)
-    assert sorted(ordinal for ledger in ledgers for ordinal in ledger.close(3, carry)) == [3, 4, 5]
-    assert [committed(ledger).keys() for ledger in ledgers] == [{0, 2}, {1}]
-    assert {ordinal for ledger in ledgers for ordinal in ledger.carried()} == (
-        {3, 4} if carry else set()
-    )
-    again = [lease.ordinal for ledger in ledgers for lease in ledger.lease(4)]
-    assert sorted(again) == (
-        [5, 6] if carry else [3, 4, 5, 6]
-    )  # a group that could not be used is drawn again
+            ledger.settle(group[0].ordinal, TRAINED)
+        ledger.close(range(3))
+        ledger.give_back(range(3, 6), [3, 4] if carry else [])
+    assert [ledger.commit().keys() for ledger in ledgers] == [{0, 2}, {1}]
+    held = {header.ordinal for ledger in ledgers for header in ledger.held_records()}
+    assert held == ({3, 4} if carry else set())
+    again = [lease.ordinal for ledger in ledgers for lease in ledger.lease(range(3, 7))]
+    assert sorted(again) == ([5, 6] if carry else [3, 4, 5, 6])
     complete = [group[0].ordinal for ledger in ledgers for group in ledger.complete()]
     assert sorted(complete) == ([3, 4] if carry else [])
-    assert not any(ledger.carried() for ledger in ledgers)
+    assert not any(ledger.held_records() for ledger in ledgers)
 
 
 def test_a_carried_group_keeps_the_version_that_sampled_it() -> None:
     ledger = make()
-    draw(ledger, ledger.lease(2), version=4)
+    draw(ledger, ledger.lease(range(2)), version=4)
     for ordinal in range(2):
         ledger.settle(ordinal, FILTERED)
-    ledger.close(1, True)
-    committed(ledger)
-    draw(ledger, ledger.lease(2), version=5)
+    ledger.close(range(1))
+    ledger.give_back([1], [1])
+    draw(ledger, ledger.lease([1, 2]), version=5)
     assert [group[0].versions for group in ledger.complete()] == [(4, 4), (5, 5)]
 
 
@@ -299,7 +315,7 @@ def draw_and_score(ledger: Ledger, leases: list[Lease]) -> None:
 
 def test_a_group_is_complete_when_its_last_wave_is_scored() -> None:
     ledger = in_waves(2, 1, 1)
-    leases = ledger.lease(1)
+    leases = ledger.lease(range(1))
     for wave, samples in enumerate([(0, 1), (2,), (3,)]):
         if wave:
             ((ordinal, drawn),) = ledger.between_waves({0})
@@ -316,7 +332,7 @@ def test_a_group_is_complete_when_its_last_wave_is_scored() -> None:
 
 def test_a_wave_is_not_due_before_the_one_before_it_is_scored() -> None:
     ledger = in_waves(2, 2)
-    (lease,) = ledger.lease(1)
+    (lease,) = ledger.lease(range(1))
     assert not ledger.between_waves({0})
     for sample in lease.samples:
         ledger.finished(record(0, sample))
@@ -326,7 +342,7 @@ def test_a_wave_is_not_due_before_the_one_before_it_is_scored() -> None:
 def test_a_critique_is_that_of_the_first_reward_whichever_answers_first() -> None:
     """So a run repeats. A reward that scores again, and says nothing then, has no critique."""
     ledger = in_waves(2, 2)
-    ledger.lease(1)
+    ledger.lease(range(1))
     names = ["exact", "judge", "style"]
     for sample in range(2):
         ledger.finished(record(0, sample))
@@ -341,7 +357,7 @@ def test_a_critique_is_that_of_the_first_reward_whichever_answers_first() -> Non
 
 def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:
     ledger = in_waves(2, 2)
-    draw_and_score(ledger, ledger.lease(1))
+    draw_and_score(ledger, ledger.lease(range(1)))
     drafts = {2: draft_of(1), 3: draft_of(0)}
     ledger.next_wave(0, 1, drafts)
     leases = ledger.unfinished({0})
@@ -354,6 +370,6 @@ def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:
 def test_a_carried_group_of_waves_has_no_further_wave() -> None:
     ledger = in_waves(2, 2)
     ledger.carry(record(0, sample) for sample in range(4))
-    assert ledger.lease(1) == []
+    assert ledger.lease(range(1)) == []
     assert not ledger.between_waves({0})
     assert len(ledger.complete()) == 1

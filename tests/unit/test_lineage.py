@@ -75,7 +75,7 @@ def test_a_record_without_a_seal_passes() -> None:
 def scored(header: Header, *scores: dict[str, float]) -> Header:
     """The record after its scores came, each from a scorer of its own."""
     ledger = Ledger(shard=0, shards=1, rows=1, seed=0, samples=1)
-    ledger.lease(4)
+    ledger.lease(range(4))
     header = Header(
         ordinal=header.ordinal, sample=0, row=0, seed=0, seal=header.seal, status=FINISHED
     )

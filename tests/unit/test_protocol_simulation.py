@@ -99,7 +99,13 @@ def test_simulated_faults_lose_every_kind_of_message(lost: Counter[tuple[str, st
         "rollout": ["push.plan", "push.bucket", "slab", "release"],
         "policy": ["prepare", "train", "push.reserve", "push.follow"],
     }
-    asked["controller"] += ["agree.sum", "agree.collect", "agree.deal", "agree.ask"]
+    asked["controller"] += [
+        "agree.sum",
+        "agree.share",
+        "agree.collect",
+        "agree.deal",
+        "agree.ask",
+    ]
     answered = {
         "rollout": ["generate", "push.pull"],
         "scorer": ["score"],
@@ -114,7 +120,7 @@ def test_simulated_faults_lose_every_kind_of_message(lost: Counter[tuple[str, st
             "push.plan",
             "push.bucket",
         ],
-        "supervisor": ["published", "step_end", "slab", "release"] + asked["controller"][-4:],
+        "supervisor": ["published", "step_end", "slab", "release"] + asked["controller"][-5:],
     }
     if not lost:
         pytest.skip("counts what the storms before it lost; run the whole file")

@@ -33,7 +33,7 @@ class Scorer:
 @pytest.fixture
 def ledger() -> Ledger:
     ledger = Ledger(shard=0, shards=1, rows=8, seed=0, samples=SAMPLES)
-    ledger.lease(2)
+    ledger.lease(range(2))
     return ledger
 
 

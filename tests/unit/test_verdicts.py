@@ -23,10 +23,10 @@ from gcore_core.contract.records import (
 )
 from gcore_core.controllers.algorithm_answers import filter_code
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Told
-from gcore_core.controllers.window.dynamic_sampling import Quota
+from gcore_core.controllers.window.ahead import Ahead
+from gcore_core.controllers.window.in_step import InStep
 from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.running import RunningWindow
+from gcore_core.controllers.window.schedule import Bounds, Schedule, Told
 from gcore_core.controllers.window.verdicts import LeftOut, Settled, too_many_failures, verdict_on
 from gcore_core.controllers.window.window import Window
 
@@ -57,7 +57,7 @@ def test_the_finish_reason_of_a_record_is_no_reason_of_a_failed_reward() -> None
 
 def test_a_failed_reward_is_reported_although_the_record_was_truncated() -> None:
     ledger = Ledger(shard=0, shards=1, rows=4, seed=0, samples=1)
-    lease = ledger.lease(1)[0]
+    lease = ledger.lease([0])[0]
     drawn = msgspec.structs.replace(header(0, "length"), ordinal=lease.ordinal)
     assert ledger.finished(drawn)
     failed = RecordScore(lease.ordinal, 0, {}, {"exact": "failed"}, "rewards.exact: KeyError")
@@ -171,37 +171,33 @@ def test_a_band_that_no_gap_could_leave_is_refused(band: float) -> None:
 FAILED_GROUP = Settled(0, [header(0, "no luck", exact="failed")], QUARANTINED, "reward_failed")
 
 
-async def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() -> None:
-    async def add_up(name: str, values: object) -> object:
-        return values
-
-    window = SimpleNamespace(
-        _agree=SimpleNamespace(sum=add_up, shards=1),
-        _config=SyncConfig(prompts=4),
-        _context=SimpleNamespace(facts=SimpleNamespace(output="")),
-        _ledger=SimpleNamespace(drawn=False),
-        _quota=Quota(needed=4, limit=40, exact=False, carries=False),
-    )
-    assert window._quota.issue() == 4
-    for _ in range(2):
-        await Window._share(window, [FAILED_GROUP])  # type: ignore[arg-type]
+def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() -> None:
+    bounds = Bounds(prompts=4, limit=40, exact=False, steps=12)
+    schedule = InStep(bounds=bounds, step=0, base=0, carries=False)
+    assert len(schedule.issue()) == 4
     with pytest.raises(TrainingError, match="3 of 3 groups could not be used"):
-        await Window._share(window, [FAILED_GROUP])  # type: ignore[arg-type]
+        fail(schedule, 3)
 
 
 def test_groups_that_fail_first_in_a_running_window_are_held_against_what_is_drawn() -> None:
     bounds = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
-    deadlines = Deadlines(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
+    schedule = Ahead(bounds=bounds, step=0, base=0)
+    schedule.look(0, 0, [])
+    assert len(schedule.issue()) == 8
+    with pytest.raises(TrainingError, match="5 of 5 groups could not be used"):
+        fail(schedule, 5)
+
+
+def fail(schedule: Schedule, groups: int) -> None:
+    """So many groups fail, one after the other; the last one is too much."""
     window = SimpleNamespace(
         _config=SyncConfig(prompts=4),
         _context=SimpleNamespace(facts=SimpleNamespace(output="")),
-        _deadlines=deadlines,
+        _schedule=schedule,
         _latest=[FAILED_GROUP],
     )
-    assert len(deadlines.issue()) == 8
-    for ordinal in range(5):
-        deadlines.look(0, 0, [Told(ordinal, False, True, 0, 0.0, 0.0)])
-        if ordinal < 4:
-            RunningWindow._raise_if_too_many_failed(window)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match="5 of 5 groups could not be used"):
-        RunningWindow._raise_if_too_many_failed(window)  # type: ignore[arg-type]
+    for ordinal in range(groups):
+        schedule.look(0, 0, [Told(ordinal, False, True, 0, 0.0, 0.0)])
+        if ordinal < groups - 1:
+            Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]
+    Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]

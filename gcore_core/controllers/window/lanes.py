@@ -23,8 +23,8 @@ from gcore_core.runtime.rpc.retry import PATIENT
 class Round:
     """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
 
-    step: the step that will use the records; their memory is held for it. ``RunningWindow`` does
-        not know that step yet: it gives the version that begins them, by which it releases them.
+    step: the version that begins the records, which is the step that uses them unless generation
+        runs ahead; by it their memory is held and released.
     number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
     purpose: TRAIN, GREEDY or SAMPLED.
     least: the oldest version of the weights that may begin a sample; in a deterministic run the

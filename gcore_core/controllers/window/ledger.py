@@ -2,16 +2,16 @@
 
 It keeps groups. It has no clock and does no I/O: what it says follows from what it was told.
 
-Every shard holds a ledger and leases the same global slices in the same order; a slice's ordinals
-belong to the shards in turn. So the union that a step consumes is the same for any number of
-shards, and no message is needed to agree on who owns what. Work may be done twice, but a record is
-taken once and an ordinal gets one verdict.
+Which ordinals are begun and which a step takes is decided by a ``Schedule``, on all shards alike.
+Each shard has a ledger, and ordinals belong to the shards in turn. So the union that a step
+consumes is the same for any number of shards, and no message is needed to agree on who owns what.
+Work may be done twice, but a record is taken once and an ordinal gets one verdict.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class _Group:
     records: sample -> its finished record.
     scored: the samples that need no further score.
     critiques: sample -> reward -> what it said of the record besides its value.
-    carried: whether the step before drew it.
+    verdict: and the reason; empty as long as it has none.
     """
 
     row: int
@@ -55,7 +55,7 @@ class _Group:
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
     critiques: dict[int, dict[str, str]] = field(default_factory=dict)
-    carried: bool = False
+    verdict: tuple[str, str] = ("", "")
 
 
 def has_failed_reward(header: Header) -> bool:
@@ -71,18 +71,11 @@ class Ledger:
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
     waves: how many of them each wave draws; None where all are drawn at once.
-    next_ordinal: the next one that is leased. Every shard moves it alike, and ``close`` moves it
-        back to the step's end.
+    tells: is called when all records of a group have come and are scored.
 
-    A group is *open* from its lease to its verdict, then *settled*. ``close`` ends the step at an
-    ordinal, perhaps before the last one that was leased. Then a settled group is
-
-        before the end   gone from here; its verdict waits for ``commit``
-        carried          behind the end and kept with its records; the next step leases it and draws
-                         nothing
-        forgotten        behind the end; the next step leases it and draws it anew
-
-    The next step may lease before this one is committed.
+    A group is *open* from its lease to its verdict, then *settled* until a step takes it or gives
+    it back. One that was given back may be *carried*: it keeps its records, and a later step that
+    leases it draws nothing. The next step may lease before this one is committed.
     """
 
     def __init__(
@@ -94,35 +87,36 @@ class Ledger:
         seed: int,
         samples: int,
         waves: Sequence[int] | None = None,
-        next_ordinal: int = 0,
+        tells: Callable[[], None] = lambda: None,
     ) -> None:
         self.shard = shard
         self.shards = shards
-        self.next_ordinal = next_ordinal
         self._rows = rows
         self._seed = seed
         self._samples = samples
         self.waves = [samples] if waves is None else list(waves)
+        self._tells = tells
         self._open: dict[int, _Group] = {}
-        # These three are of the step that is being drawn.
+        # The complete ones of them, in the order in which they became it.
+        self._ended: dict[int, None] = {}
         self._settled: dict[int, _Group] = {}
-        self._verdicts: dict[int, tuple[str, str]] = {}  # ordinal -> (verdict, reason)
-        self._ended: list[int] = []  # ordinals in the order in which their groups became complete
-        # Groups that the step before drew, and that lie behind its end.
         self._carried: dict[int, _Group] = {}
         # The verdicts of steps that are closed and not committed, the oldest step first.
         self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
-    def lease(self, count: int) -> list[Lease]:
-        """Takes the next ``count`` ordinals of the run; returns this shard's leases to draw."""
-        slice_ = range(self.next_ordinal, self.next_ordinal + count)
-        self.next_ordinal += count
-        for ordinal in slice_:
-            if ordinal % self.shards == self.shard:
-                turn, row = row_of(ordinal, self._rows, self._seed)
-                fresh = _Group(row, turn, self.waves[0])
-                self._open[ordinal] = self._carried.pop(ordinal, fresh)
-        return self.unfinished(slice_)
+    def lease(self, ordinals: Iterable[int]) -> list[Lease]:
+        """Opens this shard's of the ordinals; returns its leases to draw."""
+        own = {ordinal for ordinal in ordinals if ordinal % self.shards == self.shard}
+        for ordinal in sorted(own):
+            carried = self._carried.pop(ordinal, None)
+            if carried is not None:
+                self._ended[ordinal] = None
+            self._open[ordinal] = carried or self._fresh(ordinal)
+        return self.unfinished(own)
+
+    def _fresh(self, ordinal: int) -> _Group:
+        turn, row = row_of(ordinal, self._rows, self._seed)
+        return _Group(row, turn, self.waves[0])
 
     def adopt(self, leases: list[Lease]) -> None:
         """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
@@ -130,7 +124,7 @@ class Ledger:
             lease.ordinal: _Group(lease.row, lease.turn, self.waves[0]) for lease in leases
         }
 
-    def unfinished(self, among: range | set[int]) -> list[Lease]:
+    def unfinished(self, among: Set[int]) -> list[Lease]:
         """Returns leases for those samples of the ordinals that are still to be drawn."""
         leases = []
         for ordinal, group in sorted(self._open.items()):
@@ -237,7 +231,8 @@ class Ledger:
         if sample not in group.scored:
             group.scored.add(sample)
             if len(group.scored) == self._samples:
-                self._ended.append(ordinal)
+                self._ended[ordinal] = None
+                self._tells()
 
     def whole(self, ordinal: int) -> list[Header]:
         """Returns an open group's records by sample; an empty list while one is missing."""
@@ -251,10 +246,16 @@ class Ledger:
 
         Groups come by ordinal, their records by sample.
         """
-        ended = [
-            ordinal for ordinal, group in self._open.items() if len(group.scored) == self._samples
-        ]
-        return [self.whole(ordinal) for ordinal in sorted(ended)]
+        return [self.whole(ordinal) for ordinal in sorted(self._ended)]
+
+    @property
+    def ended(self) -> list[int]:
+        """The ordinals of ``complete``, in the order in which their groups became complete."""
+        return list(self._ended)
+
+    def is_open(self, ordinal: int) -> bool:
+        """Returns whether a record of the group is still to be drawn or scored."""
+        return ordinal in self._open and ordinal not in self._ended
 
     def settle(self, ordinal: int, verdict: str, reason: str = "") -> None:
         """Gives an open ordinal its verdict. Raises ContractError for one that is not open here."""
@@ -262,65 +263,60 @@ class Ledger:
             raise ContractError(
                 "settled an ordinal that is not open here", where=f"ordinal {ordinal}"
             )
-        self._settled[ordinal] = self._open.pop(ordinal)
-        self._verdicts[ordinal] = verdict, reason
+        group = self._open.pop(ordinal)
+        self._ended.pop(ordinal, None)
+        group.verdict = verdict, reason
+        self._settled[ordinal] = group
 
-    def close(self, end: int, carry: bool) -> list[int]:
-        """Ends the step before the ordinal ``end``; the next step leases from there on again.
+    def close(self, ordinals: Collection[int]) -> None:
+        """Ends a step that takes these ordinals: their verdicts wait for ``commit``.
 
-        Returns this shard's ordinals from ``end`` on: the surplus. Raises ContractError while a
-        leased ordinal has no verdict.
-
-        carry: whether the surplus is carried, that is kept with its records for the next step.
-            Groups that were carried already once are not, nor groups that could not be used or
-            that have a record which failed. These, and without ``carry`` all, are forgotten: the
-            next step draws them again, under newer weights with the same seeds.
+        Those of other shards are ignored. Raises ContractError while one has no verdict.
         """
-        if self._open:
-            raise ContractError(
-                "a step cannot end with open groups", where=f"ordinals {sorted(self._open)[:8]}"
-            )
-        surplus = [ordinal for ordinal in self._settled if ordinal >= end]
-        for ordinal in surplus:
-            group = self._settled.pop(ordinal)
-            verdict, _ = self._verdicts.pop(ordinal)
-            is_whole = all(header.status != FAILED for header in group.records.values())
-            if carry and is_whole and verdict != QUARANTINED and not group.carried:
-                group.carried = True
+        self._check_settled(ordinals)
+        verdicts = {}
+        for ordinal in ordinals:
+            group = self._settled.pop(ordinal, None)
+            if group is not None:
+                verdicts[ordinal] = group.verdict
+        self._closed.append(verdicts)
+
+    def give_back(self, ordinals: Collection[int], carried: Collection[int]) -> None:
+        """Gives up settled groups that a later step leases again.
+
+        Those of other shards are ignored. Raises ContractError while one has no verdict.
+
+        carried: those of them that keep their records. The others are drawn again, under newer
+            weights with the same seeds.
+        """
+        self._check_settled(ordinals)
+        kept = set(carried)
+        for ordinal in ordinals:
+            group = self._settled.pop(ordinal, None)
+            if group is not None and ordinal in kept:
                 self._carried[ordinal] = group
-        self.next_ordinal = end
-        self._closed.append(self._verdicts)
-        self._verdicts = {}
-        self._settled.clear()  # the window has these groups, see ``Window._settle``
-        self._ended.clear()
-        return surplus
 
-    def verdicts(self) -> list[str]:
-        """Returns the verdicts of the step so far, in the order in which groups became complete.
+    def _check_settled(self, ordinals: Collection[int]) -> None:
+        if still_open := sorted(self._open.keys() & ordinals):
+            raise ContractError(
+                "a step cannot end with open groups", where=f"ordinals {still_open[:8]}"
+            )
 
-        Carried groups are left out: they counted in the step that drew them.
+    def held_records(self) -> list[Header]:
+        """Returns the records of this shard's groups that later steps go on with, by ordinal and
+        sample: of groups that are carried, or are settled and can be used.
         """
-        return [self._verdicts[ordinal][0] for ordinal in self._ended if ordinal in self._verdicts]
-
-    def carried(self) -> list[int]:
-        """Returns this shard's ordinals that wait for the next step with their records."""
-        return sorted(self._carried)
-
-    def carried_records(self) -> list[Header]:
-        """Returns the records of the carried groups, by ordinal and sample."""
-        return [
-            self._carried[ordinal].records[sample]
-            for ordinal in self.carried()
-            for sample in range(self._samples)
-        ]
+        settled = self._settled.items()
+        usable = {ordinal: one for ordinal, one in settled if one.verdict[0] != QUARANTINED}
+        held = self._carried | usable
+        return [held[ordinal].records[s] for ordinal in sorted(held) for s in range(self._samples)]
 
     def carry(self, headers: Iterable[Header]) -> None:
         """Carries records that a checkpoint holds; takes those of this shard's ordinals only."""
         for header in headers:
             if header.ordinal % self.shards == self.shard:
-                turn, row = row_of(header.ordinal, self._rows, self._seed)
-                whole = _Group(row, turn, self._samples, carried=True)
-                group = self._carried.setdefault(header.ordinal, whole)
+                group = self._carried.setdefault(header.ordinal, self._fresh(header.ordinal))
+                group.due = self._samples
                 group.records[header.sample] = header
                 group.scored.add(header.sample)
 
@@ -333,9 +329,4 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, as plain values."""
-        return {
-            "next_ordinal": self.next_ordinal,
-            "rows": self._rows,
-            "seed": self._seed,
-            "samples": self._samples,
-        }
+        return {"rows": self._rows, "seed": self._seed, "samples": self._samples}

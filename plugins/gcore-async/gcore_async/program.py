@@ -14,25 +14,21 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.step_program import StepProgram
 from gcore_core.controllers.tracing import Stopwatch
-from gcore_core.controllers.window import RunningWindow
+from gcore_core.controllers.window import Ahead, Schedule
 
 
 class AsynchronousController(StepProgram):
     """One shard."""
-
-    window: RunningWindow
 
     def __init__(self, config: AsyncConfig, context: ControllerContext) -> None:
         refuse(config, context)
         self._config = config
         super().__init__(config, context)
 
-    def make_window(self, _: SyncConfig) -> RunningWindow:
-        """Returns what produces groups without a break."""
+    def make_schedule(self, _: SyncConfig) -> Schedule:
+        """Returns what begins groups without a break."""
         config = self._config
-        return RunningWindow(
-            self.context, config, self.placement, ahead=config.ahead, age=config.age
-        )
+        return Ahead.of(config, self.context.facts, ahead=config.ahead, age=config.age)
 
     async def run(self) -> None:
         """Runs as every program does, and ends generation with it."""

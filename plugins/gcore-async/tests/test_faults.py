@@ -16,7 +16,7 @@ from gcore_async.program import AsynchronousController
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.window.running import RunningWindow
+from gcore_core.controllers.window import Window
 from gcore_core.testing.faults import FAULTS, Faults
 from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
@@ -110,24 +110,24 @@ def test_nothing_is_begun_while_a_push_waits_unless_a_run_is_to_repeat(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as one of two shards waits, neither begins what replaces groups without a lesson."""
-    look = RunningWindow._look
-    draw = RunningWindow._draw
+    look = Window._look
+    draw = Window._draw
     waited = Counter[bool]()
     begun = Counter[bool]()
 
-    async def noted_look(window: RunningWindow) -> None:
+    async def noted_look(window: Window) -> None:
         own = window._push_waits
         await look(window)
-        together = window._deadlines.push_waits
+        together = window._schedule.push_waits
         assert together or not own, "a shard waits, and others do not know it"
         waited[own] += together
 
-    def noted_draw(window: RunningWindow, ordinals: list[int]) -> None:
-        begun[window._deadlines.push_waits] += 1
+    def noted_draw(window: Window, ordinals: list[int]) -> None:
+        begun[window._schedule.push_waits] += 1
         draw(window, ordinals)
 
-    monkeypatch.setattr(RunningWindow, "_look", noted_look)
-    monkeypatch.setattr(RunningWindow, "_draw", noted_draw)
+    monkeypatch.setattr(Window, "_look", noted_look)
+    monkeypatch.setattr(Window, "_draw", noted_draw)
     for seed in range(6):
         job = replace(JOB, judges=0, steps=6, deterministic=deterministic)
         run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), program(1, 2, "wait")))

@@ -1,6 +1,6 @@
 """Simulates a run whose generation goes on while it trains, without any process.
 
-What decides in a run decides here too: ``Deadlines`` says which groups are begun when and which a
+What decides in a run decides here too: ``Ahead`` says which groups are begun when and which a
 step takes, ``deal`` which replica draws them, and ``ContinuousBatch`` when their answers end. The
 trainer is a server of its own that takes one step after the other, and a push is a pause of all
 engines. With ``ahead`` 0 it is a synchronous run.
@@ -42,8 +42,9 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Membership, Told
+from gcore_core.controllers.window.ahead import Ahead
 from gcore_core.controllers.window.dealing import deal
+from gcore_core.controllers.window.schedule import Bounds, Membership, Told
 from gcore_sim.batching import ContinuousBatch, Key
 from gcore_sim.config import EngineProfile
 
@@ -127,7 +128,7 @@ class AheadJob:
     """Describes what a run does, whatever it runs on.
 
     prompts: groups that a step trains on.
-    ahead, age: see ``gcore_core.controllers.window.deadlines``.
+    ahead, age: see ``gcore_core.controllers.window.ahead``.
     waits: whether a push waits for samples that run; else they go on and are read again.
     profile: the engine of a replica.
     trainer: what training takes.
@@ -210,13 +211,13 @@ def simulate_ahead(
     layout: Layout,
     source: AnswerSource,
     steps: int,
-    make: Callable[..., Deadlines] = Deadlines,
+    make: Callable[..., Ahead] = Ahead,
 ) -> list[AheadStep]:
     """Returns what each step takes. The same arguments give the same steps.
 
     Raises ValueError where a judge has no engine.
 
-    make: makes the rule of what is begun and taken, from the arguments of ``Deadlines``.
+    make: makes the rule of what is begun and taken, from the arguments of ``Ahead``.
     """
     return _Run(job, layout, source, steps, make).steps()
 
@@ -347,7 +348,7 @@ class _Run:
         layout: Layout,
         source: AnswerSource,
         steps: int,
-        make: Callable[..., Deadlines],
+        make: Callable[..., Ahead],
     ) -> None:
         bounds = Bounds(
             prompts=job.prompts,
@@ -362,7 +363,8 @@ class _Run:
         self._layout = layout
         self._source = source
         self._n_steps = steps
-        self._deadlines = make(bounds=bounds, step=0, base=0, front=0, version=0, wanted=0)
+        self._schedule = make(bounds=bounds, step=0, base=0)
+        self._schedule.wanted = 0
         self._engines = [
             _Engine(job.profile, job.prefix_cache, self._sample_has_ended)
             for _ in range(layout.replicas)
@@ -427,14 +429,14 @@ class _Run:
 
     def _look(self, told: list[Told]) -> None:
         """Does what follows from what has ended, as all shards do when they look together."""
-        deadlines = self._deadlines
-        deadlines.look(deadlines.version, deadlines.wanted, told, push_waits=self._drains)
-        if self._membership is None and (membership := deadlines.take()) is not None:
+        schedule = self._schedule
+        schedule.look(schedule.version, schedule.wanted, told, push_waits=self._drains)
+        if self._membership is None and (membership := schedule.take()) is not None:
             self._membership = membership
             self._train(membership)
-        if ordinals := deadlines.issue():
+        if ordinals := schedule.issue():
             self._begin(ordinals)
-        if self._drains and not deadlines.in_flight:
+        if self._drains and not schedule.in_flight:
             self._drains = False
             self._push()
 
@@ -444,7 +446,7 @@ class _Run:
         for ordinal in ordinals:
             lengths = self._source.group(ordinal)
             self._lengths[ordinal] = lengths
-            self._began[ordinal] = self._deadlines.version
+            self._began[ordinal] = self._schedule.version
             self._missing[ordinal] = len(lengths.answers)
             self._unjudged[ordinal] = len(lengths.answers)
         for shard in range(layout.shards):
@@ -550,7 +552,7 @@ class _Run:
     def _drain(self) -> None:
         """Has been trained: pushes, at once or when nothing runs."""
         self._marks["trained"] = self._now_s
-        if self._job.waits and self._deadlines.in_flight:
+        if self._job.waits and self._schedule.in_flight:
             self._drains = True
         else:
             self._push()
@@ -570,8 +572,8 @@ class _Run:
         for ordinal in self._membership.consumed:
             del self._lengths[ordinal]
         self._membership = None
-        self._deadlines.version += 1
-        self._deadlines.wanted += 1
+        self._schedule.version += 1
+        self._schedule.wanted += 1
         self._look([])
 
     def _row(self, membership: Membership) -> AheadStep:

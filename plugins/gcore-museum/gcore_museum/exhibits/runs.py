@@ -23,14 +23,14 @@ def _begins_at(scene: Scene, shift: Callable[[int], int]) -> None:
 
     def make(init: Callable[..., None]) -> Callable[..., None]:
         def planted(self: Any, **arguments: Any) -> None:
-            place = arguments.get("next_ordinal", 0)
+            place = arguments.get("base", 0)
             if place:
                 scene.act()
-            init(self, **arguments | {"next_ordinal": shift(place)})
+            init(self, **arguments | {"base": shift(place)})
 
         return planted
 
-    scene.wrap("gcore_core.controllers.window.ledger:Ledger.__init__", make)
+    scene.wrap("gcore_core.controllers.window.in_step:InStep.__init__", make)
 
 
 def _other_rows(scene: Scene) -> None:

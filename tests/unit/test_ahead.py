@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gcore_core.controllers.window.deadlines import Bounds, Deadlines, Told
+from gcore_core.controllers.window.ahead import Ahead
+from gcore_core.controllers.window.schedule import Bounds, Told
 
 BOUNDS = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
 WINDOWS = [(0, 0), (0, 2), (1, 1), (1, 4), (2, 2), (2, 4), (4, 8)]
 
 
-def deadlines_of(bounds: Bounds, step: int = 0) -> Deadlines:
-    return Deadlines(bounds=bounds, step=step, base=0, front=0, version=step, wanted=step - 1)
+def ahead_of(bounds: Bounds) -> Ahead:
+    return Ahead(bounds=bounds, step=0, base=0)
 
 
 @dataclass
@@ -36,14 +37,14 @@ class Play:
 
     def run(
         self,
-        deadlines: Deadlines,
+        schedule: Ahead,
         steps: int,
         drains: bool = False,
     ) -> None:
         chance = random.Random(self.seed)
         begun = dict[int, int]()
         left = dict[int, int]()  # looks until complete
-        wanted = deadlines.step
+        wanted = schedule.step
         is_trained = False
         for _ in range(100_000):
             ended = [ordinal for ordinal, looks in left.items() if looks == 0]
@@ -54,25 +55,25 @@ class Play:
                 keeps = random.Random(ordinal).random() < self.keep
                 told.append(Told(ordinal, keeps, False, first, first, 0.0))
             push_waits = drains and is_trained
-            deadlines.look(deadlines.version, wanted, told, push_waits)
-            membership = deadlines.take()
-            for ordinal in deadlines.issue():
+            schedule.look(schedule.version, wanted, told, push_waits)
+            membership = schedule.take()
+            for ordinal in schedule.issue():
                 assert ordinal not in begun, "an ordinal is begun twice"
                 left[ordinal] = chance.choice((0, 1, 2)) + 25 * (chance.random() < self.heavy)
-                begun[ordinal] = deadlines.version
+                begun[ordinal] = schedule.version
             if membership is not None:
-                step = deadlines.step - 1
+                step = schedule.step - 1
                 self.steps.append([one.ordinal for one in membership.trained])
                 self.consumed += membership.consumed
                 self.ages += [step - one.first for one in membership.trained]
                 if len(self.steps) == steps:
                     return
             left = {ordinal: max(looks - 1, 0) for ordinal, looks in left.items()}
-            is_trained = is_trained or (deadlines.step > wanted and chance.random() < 0.3)
-            if is_trained and not (drains and deadlines.in_flight):
-                deadlines.version = wanted = deadlines.step
+            is_trained = is_trained or (schedule.step > wanted and chance.random() < 0.3)
+            if is_trained and not (drains and schedule.in_flight):
+                schedule.version = wanted = schedule.step
                 is_trained = False
-                self.due.append(deadlines.due)
+                self.due.append(schedule.due)
         raise AssertionError("the run does not end")
 
 
@@ -86,7 +87,7 @@ def test_no_record_is_older_than_promised_and_steps_are_full(
     for seed in range(4):
         bounds = replace(BOUNDS, ahead=ahead, age=age, limit=400)
         play = Play(seed, keep)
-        play.run(deadlines_of(bounds), bounds.steps, drains)
+        play.run(ahead_of(bounds), bounds.steps, drains)
         assert max(play.ages) <= age
         assert all(len(step) == bounds.prompts for step in play.steps)
         assert max(play.due) <= bounds.prompts
@@ -98,7 +99,7 @@ def test_no_record_is_older_than_promised_and_steps_are_full(
 def test_a_slow_group_is_taken_by_a_later_step_and_never_dropped() -> None:
     play = Play(seed=3, heavy=0.1)
     bounds = replace(BOUNDS, ahead=1, age=4, steps=30)
-    play.run(deadlines_of(bounds), bounds.steps)
+    play.run(ahead_of(bounds), bounds.steps)
     consumed = [ordinal for step in play.steps for ordinal in step]
     assert consumed != sorted(consumed), "no group was overtaken"
     assert max(play.ages) > 1
@@ -112,7 +113,7 @@ def test_a_run_that_is_to_repeat_takes_groups_in_order(ahead: int, age: int) -> 
     for seed in range(5):
         play = Play(seed, keep=0.6)
         bounds = replace(BOUNDS, ahead=ahead, age=age, exact=True, limit=400)
-        play.run(deadlines_of(bounds), bounds.steps, drains=True)
+        play.run(ahead_of(bounds), bounds.steps, drains=True)
         taken = [ordinal for step in play.steps for ordinal in step]
         assert taken == sorted(taken)
         found.append(play.steps)
@@ -120,54 +121,54 @@ def test_a_run_that_is_to_repeat_takes_groups_in_order(ahead: int, age: int) -> 
 
 
 def test_what_is_drawn_ahead_is_bounded() -> None:
-    deadlines = deadlines_of(replace(BOUNDS, ahead=2, age=4))
-    deadlines.look(0, 0, [])
-    assert deadlines.issue() == list(range(12)), "three steps of four groups"
-    assert deadlines.issue() == []
-    deadlines.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in (5, 1, 2, 9, 3)])
-    membership = deadlines.take()
+    schedule = ahead_of(replace(BOUNDS, ahead=2, age=4))
+    schedule.look(0, 0, [])
+    assert schedule.issue() == list(range(12)), "three steps of four groups"
+    assert schedule.issue() == []
+    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in (5, 1, 2, 9, 3)])
+    membership = schedule.take()
     assert membership is not None
     assert membership.consumed == [1, 2, 3, 5], "the lowest that are complete"
-    assert deadlines.issue() == [], "no newer weights are there"
-    deadlines.look(1, 1, [])
-    assert deadlines.issue() == [12, 13, 14, 15]
+    assert schedule.issue() == [], "no newer weights are there"
+    schedule.look(1, 1, [])
+    assert schedule.issue() == [12, 13, 14, 15]
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_while_a_push_waits_nothing_is_begun_unless_the_run_is_to_repeat(exact: bool) -> None:
     """One group of eight teaches nothing, and is made up for behind the push."""
-    deadlines = deadlines_of(replace(BOUNDS, exact=exact))
-    deadlines.look(0, 0, [])
-    assert deadlines.issue() == list(range(8))
-    deadlines.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in range(4)])
-    assert deadlines.take() is not None
-    deadlines.look(0, 0, [Told(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True)
-    assert deadlines.issue() == ([8] if exact else [])
-    deadlines.look(1, 1, [Told(8, True, False, 0, 0, 0.0)] if exact else [])
-    begun = deadlines.issue()
+    schedule = ahead_of(replace(BOUNDS, exact=exact))
+    schedule.look(0, 0, [])
+    assert schedule.issue() == list(range(8))
+    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in range(4)])
+    assert schedule.take() is not None
+    schedule.look(0, 0, [Told(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True)
+    assert schedule.issue() == ([8] if exact else [])
+    schedule.look(1, 1, [Told(8, True, False, 0, 0, 0.0)] if exact else [])
+    begun = schedule.issue()
     assert begun == ([9, 10, 11, 12] if exact else [8, 9, 10, 11, 12])
-    assert all(deadlines._begun[ordinal] == 1 for ordinal in begun)
+    assert all(schedule._begun[ordinal] == 1 for ordinal in begun)
 
 
 def test_the_last_steps_begin_nothing_that_no_step_takes() -> None:
     bounds = replace(BOUNDS, ahead=3, age=3, steps=5)
     play = Play(seed=1)
-    deadlines = deadlines_of(bounds)
-    play.run(deadlines, bounds.steps)
-    assert deadlines.front == 5 * bounds.prompts
+    schedule = ahead_of(bounds)
+    play.run(schedule, bounds.steps)
+    assert schedule.front == 5 * bounds.prompts
 
 
 def test_a_step_goes_on_with_what_teaches_when_its_limit_is_begun() -> None:
-    deadlines = deadlines_of(replace(BOUNDS, ahead=0, age=0, limit=8))
-    deadlines.look(0, 0, [])
-    while begun := deadlines.issue():
+    schedule = ahead_of(replace(BOUNDS, ahead=0, age=0, limit=8))
+    schedule.look(0, 0, [])
+    while begun := schedule.issue():
         told = [Told(o, o % 4 == 0, False, 0, 0, 0.0) for o in begun]
-        deadlines.look(0, 0, told)
-    membership = deadlines.take()
+        schedule.look(0, 0, told)
+    membership = schedule.take()
     assert membership is not None
-    assert deadlines.front == 8
+    assert schedule.front == 8
     assert [one.ordinal for one in membership.trained] == [0, 4]
-    assert membership.consumed == list(range(deadlines.front))
+    assert membership.consumed == list(range(schedule.front))
 
 
 @pytest.mark.parametrize("carried_share", [0.0, 0.5, 1.0])
@@ -176,17 +177,15 @@ def test_a_resumed_window_loses_nothing_and_doubles_nothing(carried_share: float
     for seed in range(8):
         bounds = replace(BOUNDS, ahead=2, age=4, steps=20)
         before = Play(seed, keep=0.7)
-        deadlines = deadlines_of(bounds)
-        before.run(deadlines, 8)
-        state = deadlines.state()
+        schedule = ahead_of(bounds)
+        before.run(schedule, 8)
+        state = schedule.state()
         chance = random.Random(seed)
-        finished = {o for o in deadlines._told if chance.random() < carried_share}
-        resumed = Deadlines(
-            bounds=bounds, step=8, base=deadlines.base, front=deadlines.base, version=8, wanted=7
-        )
+        finished = {o for o in schedule._told if chance.random() < carried_share}
+        resumed = Ahead(bounds=bounds, step=8, base=schedule.base)
         taken_over = resumed.restore(state, finished)
         assert set(taken_over) == finished
-        told = [deadlines._told[ordinal] for ordinal in taken_over]
+        told = [schedule._told[ordinal] for ordinal in taken_over]
         resumed.look(8, 7, told)
         after = Play(seed + 1, keep=0.7)
         after.run(resumed, 12)
@@ -198,12 +197,12 @@ def test_a_resumed_window_loses_nothing_and_doubles_nothing(carried_share: float
 
 
 def test_with_other_bounds_a_resumed_window_is_drawn_again() -> None:
-    deadlines = deadlines_of(replace(BOUNDS, ahead=1, age=1))
-    deadlines.look(0, 0, [])
-    ordinals = deadlines.issue()
-    deadlines.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in ordinals])
-    resumed = deadlines_of(replace(BOUNDS, ahead=2, age=2))
-    assert resumed.restore(deadlines.state(), set(ordinals)) == []
+    schedule = ahead_of(replace(BOUNDS, ahead=1, age=1))
+    schedule.look(0, 0, [])
+    ordinals = schedule.issue()
+    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in ordinals])
+    resumed = ahead_of(replace(BOUNDS, ahead=2, age=2))
+    assert resumed.restore(schedule.state(), set(ordinals)) == []
     resumed.look(0, 0, [])
     assert resumed.issue() == list(range(12))
 
@@ -215,13 +214,13 @@ def test_an_off_by_one_of_the_bound_is_found(fault: str, monkeypatch: pytest.Mon
     if fault == "issue":
         bounds = replace(bounds, ahead=2, age=2)
     else:
-        of = Deadlines.due.fget
+        of = Ahead.due.fget
         assert of is not None
         one_later = property(lambda self: max(0, of(self) - self.bounds.prompts))
-        monkeypatch.setattr(Deadlines, "due", one_later)
+        monkeypatch.setattr(Ahead, "due", one_later)
     worst = 0
     for seed in range(10):
         play = Play(seed, heavy=0.3)
-        play.run(deadlines_of(bounds), bounds.steps)
+        play.run(ahead_of(bounds), bounds.steps)
         worst = max(worst, *play.ages)
     assert worst > 1
