@@ -279,7 +279,7 @@ async def test_parts_of_a_lost_attempt_stay_on_no_disk(tmp_path: Path) -> None:
             keeper = Keeper(plan, home, print)
             await keeper.enter(site, None, 1, homecoming)  # type: ignore[arg-type]
             place = await keeper.open(OpenCheckpoint(3), Call(lambda: None))
-            assert place.path == str(home / partial)
+            assert place.path == str((home / partial).parent)
             assert (run_on(site, "agent.1") / partial).is_dir() and not stale.exists()
 
 
