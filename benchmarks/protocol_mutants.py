@@ -108,11 +108,11 @@ MUTANTS: dict[str, Mutant] = {
         "(type(request).__name__, request.key)",
         '(type(request).__name__, request.key.rpartition("/")[2])',
     ),
-    "sums forget a shard": (
+    "what is shared forgets a shard": (
         AgreementService,
-        "sum",
-        "np.array(parts, np.float64)",
-        "np.array(parts[:3], np.float64)",
+        "share",
+        "await self._join(request, request.payload)",
+        "(await self._join(request, request.payload))[:3]",
     ),
     "deals are of another shard": (
         AgreementService,

@@ -109,7 +109,7 @@ class Schedule(ABC):
     """Keeps the groups between the first that no step has taken and the next that is begun.
 
     runs_on: whether groups are begun also while no step waits for any.
-    tick_s: while a step waits, shards tell each other at least this often what has ended.
+    tick_s: while a step waits, shards tell each other every so many seconds what has ended.
 
     step: the next one that takes groups.
     base: every ordinal below it is consumed.
