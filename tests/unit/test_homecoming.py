@@ -116,7 +116,7 @@ async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path
         call = site.peers["agent.1"].call
 
         async def ended(endpoint: Any, request: Any, **settings: Any) -> Any:
-            if endpoint.name == "clear":
+            if endpoint.name == "end_workers":
                 append(log, "it ends\n")
             return await call(endpoint, request, **settings)
 
