@@ -80,14 +80,20 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                             display.note(str(error))
                             raise asyncio.CancelledError from error
                         if not isinstance(error, MachinesChange):
-                            if not job.restarts or not Checkpoints(job.directory).steps():
-                                raise
-                            job = replace(job, restarts=job.restarts - 1)
-                            if guard is not None:
-                                guard.tell(Lost())
-                            log.exception("the run goes on from its newest checkpoint")
+                            job = _counted(job, error, guard)
                             display.note(str(error))
                     job = await _next(job, key, display)
+
+
+def _counted(job: Job, loss: WorkerError, guard: GuardLink | None) -> Job:
+    """Returns the job with one restart less. Raises the loss where the run may not go on."""
+    saved_steps = Checkpoints(job.directory).steps()
+    if not job.restarts or not saved_steps:
+        raise loss
+    log.exception("the run goes on from its newest checkpoint")
+    if guard is not None:
+        guard.tell(Lost())
+    return replace(job, restarts=job.restarts - 1)
 
 
 async def _next(job: Job, key: bytes, display: Display) -> Job:
@@ -120,7 +126,9 @@ def begins_from(directory: Path, plan: Plan, rows: int, note: Callable[[str], No
     """
     resumed = newest(directory)
     check_same(resumed, plan, rows)
-    for text in (*resumed.notes, *changed_settings(resumed, plan)):
+    for text in resumed.notes:
+        note(text)
+    for text in changed_settings(resumed, plan):
         note(text)
     return resumed
 

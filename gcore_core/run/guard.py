@@ -123,16 +123,22 @@ def _supervised(supervise: Supervise, start: Start, link: GuardLink) -> int:
             link.tell(Over())
 
 
+def _where(begun: Begun | None) -> str:
+    return "" if begun is None else f"the run is in {begun.directory}"
+
+
 def _ended_by_a_call(code: int, begun: Begun | None) -> WorkerDied:
     """Makes the error for a supervisor that was ended in the middle of its work."""
+    todo = (
+        "have it raise an error instead; launcher: {use: core/local} gives rewards and roles "
+        "processes of their own, and its errors name them"
+    )
     return WorkerDied(
         f"its process was ended with exit code {code} before the run was over",
         where="supervisor",
         why="code of the job or of a plugin has called os._exit, or a library has ended the "
         "process\nwith launcher core/inline rewards, roles and data all run in this process",
-        todo="have it raise an error instead; launcher: {use: core/local} gives rewards and roles "
-        "processes of their own, and its errors name them"
-        + (f"\nthe run is in {begun.directory}" if begun is not None else ""),
+        todo=f"{todo}\n{_where(begun)}".rstrip(),
         process="supervisor",
         code=code,
     )
@@ -231,18 +237,19 @@ class _Guard:
 
         Raises WorkerDied where it cannot.
         """
-        begun = self._begun
-        if begun is None or not self._restarts or not Checkpoints(Path(begun.directory)).steps():
-            raise WorkerDied(
-                f"ended with signal {signal_name(number)}",
-                where="supervisor",
-                why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
-                todo=f"the run is in {begun.directory}" if begun is not None else "",
-                process="supervisor",
-            ) from None
-        self._restarts -= 1
-        directory = Path(begun.directory)
-        return Start(file=directory / CONFIG, resume=directory, restarts=self._restarts)
+        if self._begun is not None:
+            directory = Path(self._begun.directory)
+            saved_steps = Checkpoints(directory).steps()
+            if self._restarts and saved_steps:
+                self._restarts -= 1
+                return Start(file=directory / CONFIG, resume=directory, restarts=self._restarts)
+        raise WorkerDied(
+            f"ended with signal {signal_name(number)}",
+            where="supervisor",
+            why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
+            todo=_where(self._begun),
+            process="supervisor",
+        ) from None
 
 
 @contextlib.contextmanager

@@ -56,20 +56,17 @@ async def place_run(
     if not again:
         found = await launcher.find_nodes(devices, again=False)
         fit = place_on_fewer if found.missing or found.may_grow else place
-        return replace(fit(plan, found.nodes), missing=found.missing)
+        placed = fit(plan, found.nodes)
+        return replace(placed, missing=found.missing)
     wait_s = plan.settings.cluster.wait_s
     began_s = clock()
     said_s = -_SAY_S
     while True:
         found = await launcher.find_nodes(devices, again=True)
-        reason = found.refusal
-        if not reason:
-            try:
-                placed = place_on_fewer(plan, found.nodes)
-                host_memory(plan, placed, models)
-                return replace(placed, missing=found.missing)
-            except PlacementError as error:
-                reason = " ".join(str(error).splitlines()[:1])
+        try:
+            return _fitted(plan, models, found)
+        except PlacementError as error:
+            reason = str(error).partition("\n")[0]
         waited_s = clock() - began_s
         if waited_s >= wait_s:
             raise _not_enough(found, reason, wait_s)
@@ -78,6 +75,21 @@ async def place_run(
             say(f"the run waits for {_listed(found)}, {wait_s - waited_s:.0f} s more: {reason}")
         log.info("%s; missing: %s", reason, dict(found.missing))
         await pause(min(_ASK_S, wait_s - waited_s))
+
+
+def _fitted(
+    plan: Plan,
+    models: Mapping[str, Mapping[str, Any]],
+    found: FoundNodes,
+) -> Placed:
+    """Places a run on machines. Raises PlacementError, also where the launcher refuses them, or one
+    has too little memory for generators that sleep.
+    """
+    if found.refusal:
+        raise PlacementError(found.refusal)
+    placed = place_on_fewer(plan, found.nodes)
+    host_memory(plan, placed, models)
+    return replace(placed, missing=found.missing)
 
 
 def say_changes(

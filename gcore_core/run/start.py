@@ -81,10 +81,7 @@ def prepare(
     files = named_files(_with_models(plan.config, models), directory)
     if resumed is not None:
         _compare_files(directory, plan, resumed, files, display, by_itself=by_itself)
-    run_directory.write_config(directory, yaml_source.written(plan.config))
-    run_directory.write_origins(directory, plan.provenance())
-    run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
-    environment.write(directory, plan, resumed.step if resumed else 0, files)
+    _write(directory, plan, resumed, files)
     if any("make" in model for model in named.values()):
         # Those models are there only now.
         seen = check_files(plan, placed.nodes, display.phase, datasets)
@@ -98,6 +95,8 @@ def prepare(
     if kept_weights:
         display.note(kept_weights)
     restarts = start.restarts
+    if restarts is None:
+        restarts = plan.settings.checkpoint.restarts
     job = Job(
         plan=plan,
         directory=directory,
@@ -106,7 +105,7 @@ def prepare(
         launcher=launcher,
         placed=placed,
         resumed=resumed,
-        restarts=plan.settings.checkpoint.restarts if restarts is None else restarts,
+        restarts=restarts,
         files=files,
     )
     return job, display
@@ -125,6 +124,20 @@ def _with_models(
     """Returns the configuration with the path of each model, also of one that the job makes."""
     roles = {role: {**node, "model": models[role]} for role, node in config["roles"].items()}
     return {**config, "roles": roles}
+
+
+def _write(
+    directory: Path,
+    plan: Plan,
+    resumed: Resumed | None,
+    files: Mapping[str, NamedFile],
+) -> None:
+    """Writes what a run is started with into its directory."""
+    run_directory.write_config(directory, yaml_source.written(plan.config))
+    run_directory.write_origins(directory, plan.provenance())
+    run_directory.write_lock(directory, {item["plugin"]: item for item in plan.lock})
+    step = resumed.step if resumed else 0
+    environment.write(directory, plan, step, files)
 
 
 def _compare_files(
