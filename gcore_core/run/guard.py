@@ -27,8 +27,6 @@ from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S, signal_name
 from gcore_core.runtime.process.spawn import signal_at_end
 
-_TOLD_BYTES = 1 << 16  # what a pipe holds
-
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -70,7 +68,7 @@ class GuardLink:
     """Is a guard as its supervisor sees it."""
 
     def __init__(self, telling: int) -> None:
-        """telling: where ``tell`` writes to; it stays open as long as the supervisor."""
+        """telling: the file that ``tell`` writes to."""
         self._telling = telling
 
     def tell(self, message: Begun | Lost | Over) -> None:
@@ -150,7 +148,7 @@ class _Guard:
     def __init__(self) -> None:
         self._child = 0  # pid of the child; 0 while there is none
         self._lifeline = -1  # writing end of a pipe: when it closes, the child is killed
-        self._told = -1  # reading end of the pipe into which the child tells (``Begun``)
+        self._told = -1  # a file in memory, in which the child tells; a pipe may be full
         self._begun: Begun | None = None  # None: nothing was told yet
         self._restarts = 0  # that are left
         self._stop = 0  # the signal that asked last; 0: none has
@@ -166,26 +164,24 @@ class _Guard:
         sys.stdout.flush()
         sys.stderr.flush()
         lifeline, self._lifeline = os.pipe()
-        self._told, telling = os.pipe()
+        self._told = os.memfd_create("told")
         with _blocked():  # until each side handles signals in its own way
             if self._stop:  # it came while there was no child
                 sys.exit(128 + self._stop)
             self._child = os.fork()
             if self._child:
                 os.close(lifeline)
-                os.close(telling)
                 for number in self._handlers:
                     signal.signal(number, self._pass_on)
                 return None
             os.close(self._lifeline)
-            os.close(self._told)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal_at_end(lifeline, os.getpid(), signal.SIGKILL, is_group=False)
             if select.select([lifeline], [], [], 0)[0]:
                 os._exit(1)  # the guard was gone before the kernel knew
 
-        return GuardLink(telling)
+        return GuardLink(self._told)
 
     def _pass_on(self, number: int, frame: Any) -> None:
         self._stop = number
@@ -202,9 +198,9 @@ class _Guard:
             _, status = os.waitpid(self._child, 0)
             self._child = 0
         code = os.waitstatus_to_exitcode(status)
-        os.set_blocking(self._told, False)  # what the child has left behind may have its end open
-        with os.fdopen(self._told, "rb", 0) as file:
-            told = file.read(_TOLD_BYTES) or b""  # None: nothing, and somebody may still write
+        with os.fdopen(self._told, "rb") as file:
+            file.seek(0)
+            told = file.read()
         os.close(self._lifeline)
         is_over = self._take(told)
         if code >= 0:
