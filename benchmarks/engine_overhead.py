@@ -32,6 +32,7 @@ from report import Claim, add_options, interval, median_ratio, publish
 
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
+from gcore_core.run.guard import Start
 from gcore_core.run.jobs import worker_specs
 from gcore_core.run.start import prepare
 from gcore_core.runtime.messages import (
@@ -148,7 +149,7 @@ async def worker(engine: str, model: Path, folder: Path) -> AsyncIterator[Peer]:
     service.add(HELLO, hello)
     service.add(FAILED, failed)
     with ExitStack() as until_end:
-        job, _ = prepare(job_file, [], lambda steps: _Silent(), until_end=until_end)
+        job, _ = prepare(Start(file=job_file), lambda steps: _Silent(), until_end=until_end)
         async with LocalLauncher().site(job.where(), service, job.directory / "logs") as site:
             spec = next(spec for spec in worker_specs(job, site) if spec.name == "rollout.0")
             await site.home_node.agent.call(SPAWN, SpawnRequest([spec]))

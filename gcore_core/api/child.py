@@ -16,11 +16,10 @@ from typing import NoReturn
 import msgspec
 
 from gcore_core.api import events
-from gcore_core.contract import run_files
 from gcore_core.contract.errors import GcoreError
 from gcore_core.run.display import Display
-from gcore_core.run.guard import Begun, GuardLink, guarded
-from gcore_core.run.start import run_file
+from gcore_core.run.guard import Begun, GuardLink, Lost, Over, Start, guarded
+from gcore_core.run.start import run_job
 from gcore_core.runtime.process.inherited import reset_signals
 from gcore_core.runtime.process.spawn import signal_at_end
 
@@ -49,9 +48,10 @@ class _TellingLink(GuardLink):
         super().__init__(link._telling)
         self._pipe = pipe
 
-    def tell(self, begun: Begun) -> None:
-        super().tell(begun)
-        events.send(self._pipe, events.Begun(directory=begun.directory))
+    def tell(self, message: Begun | Lost | Over) -> None:
+        super().tell(message)
+        if isinstance(message, Begun):
+            events.send(self._pipe, events.Begun(directory=message.directory))
 
 
 def main() -> NoReturn:
@@ -64,17 +64,13 @@ def main() -> NoReturn:
     def display_of(steps: int) -> Display:
         return events.EventDisplay(order.events, steps)
 
-    def supervise(again: Path | None, guard: GuardLink) -> int:
-        # again: the run's directory, where this process takes the place of one that was killed.
-        link = _TellingLink(guard, order.events)
-        if again is not None:
-            file = again / run_files.CONFIG
-            return run_file(file, (), again, link, again=True, display_of=display_of)
-        resume = Path(order.resume) if order.resume else None
-        return run_file(Path(order.file), order.overrides, resume, link, display_of=display_of)
+    def supervise(start: Start, guard: GuardLink) -> int:
+        return run_job(start, _TellingLink(guard, order.events), display_of)
 
+    resume = Path(order.resume) if order.resume else None
     try:
-        sys.exit(guarded(supervise))
+        start = Start(file=Path(order.file), overrides=order.overrides, resume=resume)
+        sys.exit(guarded(start, supervise))
     except GcoreError as error:
         events.send(order.events, events.Failed.of(error))
         sys.exit(error.exit_code)

@@ -294,7 +294,7 @@ class Launcher(Protocol):
         """Opens a site and serves the supervisor there.
 
         Closing the site leaves nothing behind on any machine. It is closed with the error that
-        ended the run, where one did; a WorkerError may be followed by another site. Raises
+        ended the attempt, where one did; a WorkerError may be followed by another site. Raises
         AddressError or ConfigError when it cannot be opened.
 
         where: process -> name of the node, of those that ``nodes`` returned, that it will be

@@ -14,127 +14,129 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gcore_core.contract.errors import WorkerDied
+from gcore_core.contract.run_files import CONFIG
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.signals import PASSED_ON, SAVE_WITHIN_S, signal_name
 from gcore_core.runtime.process.spawn import signal_at_end
 
-_TOLD_BYTES = 1 << 16  # at most: it holds a path
-#: Comes last, when the supervisor's work has ended, well or not. JSON may have spaces behind it.
-_OVER = b"\n"
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Says what a supervisor is to run.
+
+    file: the job.
+    overrides: words ``key=value`` that win over it.
+    resume: the directory of a run that goes on; None: a new one.
+    restarts: how often the run may still go on by itself, where it does so now; None: a person
+        starts it, so ``checkpoint.restarts`` says it.
+    """
+
+    file: Path
+    overrides: Sequence[str] = ()
+    resume: Path | None = None
+    restarts: int | None = None
 
 
-class Begun(msgspec.Struct, frozen=True):
+class Begun(msgspec.Struct, frozen=True, tag=True):
     """Is what the supervisor tells as soon as it knows it.
 
     directory: the run's.
-    restarts: how often the run may go on from a checkpoint.
+    restarts: how often the run may still go on by itself.
     """
 
     directory: str
     restarts: int
 
 
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """A process was lost, and the run goes on by itself."""
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """Comes last, when the supervisor's work has ended, well or not."""
+
+
 class GuardLink:
     """Is a guard as its supervisor sees it."""
 
     def __init__(self, telling: int) -> None:
-        """telling: where ``tell`` writes to; it stays open as long as the supervisor."""
+        """telling: the file that ``tell`` writes to."""
         self._telling = telling
 
-    def tell(self, begun: Begun) -> None:
-        os.write(self._telling, msgspec.json.encode(begun))
-
-    def tell_over(self) -> None:
-        """Tells that the process ends because its work has ended, well or not."""
-        os.write(self._telling, _OVER)
+    def tell(self, message: Begun | Lost | Over) -> None:
+        os.write(self._telling, msgspec.json.encode(message) + b"\n")
 
 
-#: Runs a job to its end, as the supervisor: (directory of a run that goes on, its guard).
-Supervise = Callable[[Path | None, GuardLink], int]
+#: Runs a job to its end, as the supervisor.
+Supervise = Callable[[Start, GuardLink], int]
 
 
-class _Lost(Exception):
-    """The supervisor was killed.
+class _Killed(Exception):
+    """The supervisor was killed."""
 
-    begun: what it had told, or one before it; None: nothing yet.
-    """
-
-    def __init__(self, number: int, begun: Begun | None) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-        self.begun = begun
 
 
-def guarded(supervise: Supervise) -> int:
+def guarded(start: Start, supervise: Supervise) -> int:
     """Runs ``supervise`` in a child process and returns its exit code; in the child, its result.
 
     A child that is killed is replaced by one that goes on from the run's newest checkpoint, as
-    often as ``checkpoint.restarts`` says. Raises WorkerDied when that is not possible, or when the
-    child's process was ended before its work; and what ``supervise`` raises in the child alone.
+    often as ``checkpoint.restarts`` says: what the supervisor has made anew by itself counts, too.
+    Raises WorkerDied when that is not possible, or when the child's process was ended before its
+    work; and what ``supervise`` raises in the child alone.
     """
-    resume: Path | None = None
-    n_lost = 0
     guard = _Guard()
     while True:
         link = guard.fork()
         if link is not None:
-            return _supervised(supervise, resume, link)
+            return _supervised(supervise, start, link)
         try:
             return guard.wait()
-        except _Lost as lost:
-            n_lost += 1
-            resume = _goes_on_from(lost, n_lost)
+        except _Killed as killed:
+            start = guard.next_start(killed.number)
             print(
-                f"the supervisor ended with signal {signal_name(lost.number)}; it is started again",
+                f"the supervisor ended with signal {signal_name(killed.number)}; it is started "
+                "again",
                 flush=True,
             )
 
 
-def _supervised(supervise: Supervise, resume: Path | None, link: GuardLink) -> int:
+def _supervised(supervise: Supervise, start: Start, link: GuardLink) -> int:
     """Runs ``supervise`` in the child, and tells the guard when that has ended."""
     child = os.getpid()
     try:
-        return supervise(resume, link)
+        return supervise(start, link)
     finally:
         if os.getpid() == child:  # else it is one that a function of the user has forked
-            link.tell_over()
+            link.tell(Over())
 
 
-def _goes_on_from(lost: _Lost, n_lost: int) -> Path:
-    """Returns the directory of the run; raises WorkerDied where it cannot go on."""
-    begun = lost.begun
-    if (
-        begun is not None
-        and n_lost <= begun.restarts
-        and Checkpoints(Path(begun.directory)).steps()
-    ):
-        return Path(begun.directory)
-    raise WorkerDied(
-        f"ended with signal {signal_name(lost.number)}",
-        where="supervisor",
-        why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
-        todo=f"the run is in {begun.directory}" if begun is not None else "",
-        process="supervisor",
-    ) from None
+def _where(begun: Begun | None) -> str:
+    return "" if begun is None else f"the run is in {begun.directory}"
 
 
 def _ended_by_a_call(code: int, begun: Begun | None) -> WorkerDied:
     """Makes the error for a supervisor that was ended in the middle of its work."""
+    todo = (
+        "have it raise an error instead; launcher: {use: core/local} gives rewards and roles "
+        "processes of their own, and its errors name them"
+    )
     return WorkerDied(
         f"its process was ended with exit code {code} before the run was over",
         where="supervisor",
         why="code of the job or of a plugin has called os._exit, or a library has ended the "
         "process\nwith launcher core/inline rewards, roles and data all run in this process",
-        todo="have it raise an error instead; launcher: {use: core/local} gives rewards and roles "
-        "processes of their own, and its errors name them"
-        + (f"\nthe run is in {begun.directory}" if begun is not None else ""),
+        todo=f"{todo}\n{_where(begun)}".rstrip(),
         process="supervisor",
         code=code,
     )
@@ -146,8 +148,9 @@ class _Guard:
     def __init__(self) -> None:
         self._child = 0  # pid of the child; 0 while there is none
         self._lifeline = -1  # writing end of a pipe: when it closes, the child is killed
-        self._told = -1  # reading end of the pipe into which the child tells (``Begun``)
-        self._begun: Begun | None = None
+        self._told = -1  # a file in memory, in which the child tells; a pipe may be full
+        self._begun: Begun | None = None  # None: nothing was told yet
+        self._restarts = 0  # that are left
         self._stop = 0  # the signal that asked last; 0: none has
         # One that this process ignores stays ignored.
         self._handlers = {
@@ -161,26 +164,24 @@ class _Guard:
         sys.stdout.flush()
         sys.stderr.flush()
         lifeline, self._lifeline = os.pipe()
-        self._told, telling = os.pipe()
+        self._told = os.memfd_create("told")
         with _blocked():  # until each side handles signals in its own way
             if self._stop:  # it came while there was no child
                 sys.exit(128 + self._stop)
             self._child = os.fork()
             if self._child:
                 os.close(lifeline)
-                os.close(telling)
                 for number in self._handlers:
                     signal.signal(number, self._pass_on)
                 return None
             os.close(self._lifeline)
-            os.close(self._told)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal_at_end(lifeline, os.getpid(), signal.SIGKILL, is_group=False)
             if select.select([lifeline], [], [], 0)[0]:
                 os._exit(1)  # the guard was gone before the kernel knew
 
-        return GuardLink(telling)
+        return GuardLink(self._told)
 
     def _pass_on(self, number: int, frame: Any) -> None:
         self._stop = number
@@ -190,29 +191,61 @@ class _Guard:
     def wait(self) -> int:
         """Returns the child's exit code.
 
-        Raises _Lost when it was killed, and WorkerDied when a call ended it before its work.
+        Raises _Killed when it was killed, and WorkerDied when a call ended it before its work.
         """
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
         with _blocked():  # no signal goes to the child's number when somebody else may have it
             _, status = os.waitpid(self._child, 0)
             self._child = 0
         code = os.waitstatus_to_exitcode(status)
-        os.set_blocking(self._told, False)  # what the child has left behind may have its end open
-        with os.fdopen(self._told, "rb", 0) as file:
-            told = file.read(_TOLD_BYTES) or b""  # None: nothing, and somebody may still write
+        with os.fdopen(self._told, "rb") as file:
+            file.seek(0)
+            told = file.read()
         os.close(self._lifeline)
-        if told.strip():
-            self._begun = msgspec.json.decode(told, type=Begun)
+        is_over = self._take(told)
         if code >= 0:
             # One that hangs when a signal has asked it to end leaves by a call of its own.
-            if not told.endswith(_OVER) and code - 128 not in self._handlers:
+            if not is_over and code - 128 not in self._handlers:
                 raise _ended_by_a_call(code, self._begun)
             return code
         if self._stop:
             # One that was passed on before the child could handle it has killed it.
             passed_on = -code - PASSED_ON
             return 128 + (passed_on if passed_on in self._handlers else -code)
-        raise _Lost(-code, self._begun)
+        raise _Killed(-code)
+
+    def _take(self, told: bytes) -> bool:
+        """Takes what a child has told; returns whether its work has ended."""
+        is_over = False
+        for line in told.splitlines():
+            match msgspec.json.decode(line, type=Begun | Lost | Over):
+                case Begun() as begun:
+                    self._begun = begun
+                    self._restarts = begun.restarts
+                case Lost():
+                    self._restarts -= 1
+                case Over():
+                    is_over = True
+        return is_over
+
+    def next_start(self, number: int) -> Start:
+        """Returns how a run goes on whose supervisor a signal has killed.
+
+        Raises WorkerDied where it cannot.
+        """
+        if self._begun is not None:
+            directory = Path(self._begun.directory)
+            saved_steps = Checkpoints(directory).steps()
+            if self._restarts and saved_steps:
+                self._restarts -= 1
+                return Start(file=directory / CONFIG, resume=directory, restarts=self._restarts)
+        raise WorkerDied(
+            f"ended with signal {signal_name(number)}",
+            where="supervisor",
+            why="there is no checkpoint to go on from, or checkpoint.restarts are used up",
+            todo=_where(self._begun),
+            process="supervisor",
+        ) from None
 
 
 @contextlib.contextmanager

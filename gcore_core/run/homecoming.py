@@ -6,10 +6,11 @@ share a disk. From each disk that is not home's, one node brings
 
     logs, the trace, journals     what was appended, once a second, to the end of the file at home
     a checkpoint's parts          before it is committed; then they are removed on the node
-    all other files               when the run has ended well, such as the final weights
+    all other files               when the attempt ends, well or since a process was lost, such as
+                                  the final weights
 
-When the run has ended well and all is home, the directory on such a disk is removed, unless it had
-files before.
+When all of a disk is home then, the run's directory there is removed, unless it had files before.
+So the next attempt finds what the first one has found.
 
 A run that goes on from a checkpoint first sends each trainer's part of it to the nodes of that
 trainer's ranks.
@@ -29,12 +30,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, GcoreError
+from gcore_core.contract.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    GcoreError,
+    WorkerError,
+)
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.run_files import LOGS, TRACE
 from gcore_core.run.checkpoints import CHECKPOINTS
 from gcore_core.runtime.messages import (
-    CLEAR,
+    END_WORKERS,
     HASH_FILES,
     LIST_FILES,
     MAKE_DIRECTORY,
@@ -69,6 +76,7 @@ class _Disk:
     positions: path of an appended file -> how many of its bytes are home.
     before: path -> facts of the files that were there before this run, or that have come home.
     was_empty: whether the run's directory had nothing of a run before.
+    is_home: whether all of it is home, but the last lines of logs.
     """
 
     node: str
@@ -76,6 +84,7 @@ class _Disk:
     positions: dict[str, int] = field(default_factory=dict)
     before: dict[str, FileFacts] = field(default_factory=dict)
     was_empty: bool = False
+    is_home: bool = False
 
 
 class Homecoming:
@@ -95,7 +104,6 @@ class Homecoming:
         self._disks: list[_Disk] = []
         self._following: asyncio.Task[None] | None = None
         self._turns = asyncio.Lock()  # lines of a file are appended in order
-        self._is_over = False  # the run has ended well, and all is home but the last lines of logs
 
     async def __aenter__(self) -> Self:
         if len(self._site.nodes) > 1:
@@ -119,8 +127,10 @@ class Homecoming:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             await self._end_workers()
+            if isinstance(error, WorkerError):  # another attempt may follow
+                await self._bring_what_comes()
             are_drained = await self.drain()
-            await self._tidy(self._is_over and are_drained)
+            await self._tidy(are_drained)
         self._remove_markers()
 
     def _remove_markers(self) -> None:
@@ -191,14 +201,21 @@ class Homecoming:
             async with asyncio.timeout(_LAST_S):
                 nodes = {node for disk in self._disks for node in disk.nodes}
                 await asyncio.gather(
-                    *(self._agent(node).call(CLEAR, Nothing()) for node in nodes),
+                    *(self._agent(node).call(END_WORKERS, Nothing()) for node in nodes),
                     return_exceptions=True,
                 )
 
-    async def _tidy(self, is_home: bool) -> None:
+    async def _bring_what_comes(self) -> None:
+        """Brings home what can be had of all disks; some may be lost with their machines."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                bringing = (self._bring_new(disk) for disk in self._disks)
+                await asyncio.gather(*bringing, return_exceptions=True)
+
+    async def _tidy(self, are_drained: bool) -> None:
         """Removes the markers from other disks, and the run's directory where all of it is home."""
         for disk in self._disks:
-            whole = is_home and disk.was_empty
+            whole = are_drained and disk.is_home and disk.was_empty
             path = self._directory if whole else self._directory / MARKERS
             with contextlib.suppress(GcoreError, OSError, TimeoutError):
                 async with asyncio.timeout(_LAST_S):
@@ -254,7 +271,6 @@ class Homecoming:
         """
         await self.drain()
         await asyncio.gather(*(self._bring_new(disk) for disk in self._disks))
-        self._is_over = True
 
     async def _bring_new(self, disk: _Disk) -> None:
         everything = ListFiles([str(self._directory)], everything=True)
@@ -274,6 +290,7 @@ class Homecoming:
             )
             raise
         disk.before |= {facts.path: facts for facts in new}
+        disk.is_home = True
 
     async def _bring(self, disk: _Disk, files: Sequence[FileFacts]) -> None:
         """Brings files home, in the place of what stands there."""

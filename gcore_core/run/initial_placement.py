@@ -43,6 +43,7 @@ class Placed:
 
     workers: role -> device indexes of each of its workers.
     nodes: the machines of the run, in order.
+    missing: host -> why the run does without it.
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: generator roles whose backend can sleep.
@@ -56,6 +57,7 @@ class Placed:
 
     workers: Mapping[str, list[list[int]]] = field(default_factory=dict)
     nodes: Sequence[NodeFacts] = (NodeFacts(name=AGENT, devices=()),)
+    missing: Mapping[str, str] = field(default_factory=dict)
     window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
     moves: bool = False
     sleeps: Sequence[str] = ()

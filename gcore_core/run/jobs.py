@@ -29,7 +29,7 @@ from gcore_core.contract.abilities import (
 )
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
-from gcore_core.contract.launching import ElasticLauncher, Site
+from gcore_core.contract.launching import Launcher, Site
 from gcore_core.contract.providers import ControllerProvider, GeneratorProvider, RewardProvider
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
@@ -69,10 +69,10 @@ class Job:
     directory: the run's directory.
     models: role -> its ``model:`` mapping, with ``path`` resolved.
     rows: dataset ("train", "evaluation") -> number of its rows.
+    launcher: has found the nodes of ``placed``, and opens a site there.
     placed: which devices each worker has; by default nothing is placed.
     resumed: the checkpoint that the run goes on from; None for a new run.
-    launcher: has found the nodes of ``placed``, and can find them again; None: one that cannot.
-    missing: host -> why the run does without it.
+    restarts: how often the run may still go on by itself when a process is lost.
     files: config key -> the file or directory that it names, as it was when the run began.
     """
 
@@ -80,10 +80,10 @@ class Job:
     directory: Path
     models: Mapping[str, Mapping[str, Any]]
     rows: Mapping[str, int]
+    launcher: Launcher
     placed: Placed = field(default_factory=Placed)
     resumed: Resumed | None = None
-    launcher: ElasticLauncher | None = None
-    missing: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = 0
     files: Mapping[str, NamedFile] = field(default_factory=dict)
 
     @property

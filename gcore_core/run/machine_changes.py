@@ -5,7 +5,7 @@
     one is to leave       its agent got a SIGTERM, or somebody has named it in the run's directory
                           (``run_files.LEAVE``); a checkpoint is asked for at once
 
-The lead ends there as when a signal stops the run, so nothing is made twice. ``run.start`` begins
+The lead ends there as when a signal stops the run, so nothing is made twice. ``run.attempts`` makes
 another attempt from that checkpoint, on the machines that there are then. With ``cluster.grow:
 never`` no attempt ends so.
 """

@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract.errors import ConfigError, PlacementError
-from gcore_core.contract.launching import ElasticLauncher, FoundNodes, Launcher, NodeFacts
+from gcore_core.contract.launching import ElasticLauncher, FoundNodes, Launcher
+from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place, place_on_fewer
 
 log = logging.getLogger(__name__)
@@ -28,53 +30,43 @@ _ASK_S = 5.0  # between two questions to all machines
 _SAY_S = 30.0  # so often a run that waits says so
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlacedOn:
-    """Says where a run is placed, and which machines it does without.
-
-    missing: host -> why it cannot be used.
-    """
-
-    placed: Placed
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-async def place_first(plan: Plan, launcher: Launcher) -> PlacedOn:
-    """Places a run that begins. Raises what the launcher raises, and PlacementError."""
-    devices = plan.settings.cluster.devices
-    if not isinstance(launcher, ElasticLauncher):
-        return PlacedOn(placed=place(plan, await launcher.nodes(devices)))
-    found = await launcher.find_nodes(devices, again=False)
-    fit = place_on_fewer if found.missing or found.may_grow else place
-    return PlacedOn(placed=fit(plan, found.nodes), missing=found.missing)
-
-
-async def place_again(
+async def place_run(
     plan: Plan,
-    launcher: ElasticLauncher,
+    launcher: Launcher,
+    models: Mapping[str, Mapping[str, Any]],
     say: Callable[[str], None],
-    fit: Callable[[Sequence[NodeFacts]], Placed],
+    *,
+    again: bool,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> PlacedOn:
-    """Places a run that goes on, on the machines that are left; waits for more where it must.
+) -> Placed:
+    """Places an attempt of a run on the machines that there are.
 
-    say: is told why it waits, at once and then every half a minute.
-    fit: places the workers on machines, see ``place_on_fewer``.
+    models: role -> its ``model:`` mapping; sleeping generators keep these in a machine's memory.
+    say: is told why the run waits, at once and then every half a minute.
+    again: the run goes on by itself. It had its machines once, so it goes on with those that are
+        left, and waits for more where these are too few.
     pause: waits for so many seconds of ``clock``.
-    Raises ConfigError when it has waited ``cluster.wait_s``.
+    Raises what the launcher raises, PlacementError, and ConfigError when it has waited
+    ``cluster.wait_s``.
     """
+    devices = plan.settings.cluster.devices
+    if not isinstance(launcher, ElasticLauncher):
+        return place(plan, await launcher.nodes(devices))
+    if not again:
+        found = await launcher.find_nodes(devices, again=False)
+        fit = place_on_fewer if found.missing or found.may_grow else place
+        placed = fit(plan, found.nodes)
+        return replace(placed, missing=found.missing)
     wait_s = plan.settings.cluster.wait_s
     began_s = clock()
     said_s = -_SAY_S
     while True:
-        found = await launcher.find_nodes(plan.settings.cluster.devices, again=True)
-        reason = found.refusal
-        if not reason:
-            try:
-                return PlacedOn(placed=fit(found.nodes), missing=found.missing)
-            except PlacementError as error:
-                reason = " ".join(str(error).splitlines()[:1])
+        found = await launcher.find_nodes(devices, again=True)
+        try:
+            return _fitted(plan, models, found)
+        except PlacementError as error:
+            reason = str(error).partition("\n")[0]
         waited_s = clock() - began_s
         if waited_s >= wait_s:
             raise _not_enough(found, reason, wait_s)
@@ -83,6 +75,35 @@ async def place_again(
             say(f"the run waits for {_listed(found)}, {wait_s - waited_s:.0f} s more: {reason}")
         log.info("%s; missing: %s", reason, dict(found.missing))
         await pause(min(_ASK_S, wait_s - waited_s))
+
+
+def _fitted(
+    plan: Plan,
+    models: Mapping[str, Mapping[str, Any]],
+    found: FoundNodes,
+) -> Placed:
+    """Places a run on machines. Raises PlacementError, also where the launcher refuses them, or one
+    has too little memory for generators that sleep.
+    """
+    if found.refusal:
+        raise PlacementError(found.refusal)
+    placed = place_on_fewer(plan, found.nodes)
+    host_memory(plan, placed, models)
+    return replace(placed, missing=found.missing)
+
+
+def say_changes(
+    plan: Plan, missing_before: Mapping[str, str], placed: Placed, say: Callable[[str], None]
+) -> None:
+    """Says which machines have come and gone, and how many slots each role has then."""
+    lines = changes(missing_before, placed.missing)
+    for line in lines:
+        say(line)
+    slots = placed.window.slots
+    roles = plan.settings.roles.items()
+    if lines or any(slots.get(role, node.slots) < node.slots for role, node in roles):
+        told = [f"{role} {slots[role]} of {node.slots}" for role, node in roles]
+        say(f"slots: {', '.join(told)}")
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -34,7 +34,6 @@ from gcore_core.run.display import Display
 from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.job_files import provide
 from gcore_core.run.jobs import Job, worker_specs
-from gcore_core.run.kept_site import KeptSite
 from gcore_core.run.machine_changes import MachineChanges, MachinesChange
 from gcore_core.run.observers import ChosenObservers, EveryObserver
 from gcore_core.run.restarts import Restarts
@@ -82,11 +81,11 @@ SETTLE_S = 1.0
 
 
 class Supervisor:
-    """Supervises one attempt of a run, from the first process to the last.
+    """Supervises one attempt of a run, from the opening of its site to the closing.
 
-    When a process is lost for good, ``gcore_core.run.start`` makes another supervisor, for an
+    When a process is lost for good, ``gcore_core.run.attempts`` makes another supervisor, for an
     attempt that goes on from the newest checkpoint. Make it inside a running event loop, and await
-    ``run``.
+    ``run``; call ``over`` when the run does not go on.
     """
 
     def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
@@ -124,8 +123,8 @@ class Supervisor:
         self._errors: list[GcoreError] = []  # that workers have reported, in order
         # Done when the attempt has ended well, or its time to stop is over.
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._site: Site | None = None
-        self._homecoming: Homecoming | None = None
+        self._site: Site | None = None  # None: it is not open
+        self._is_closing = False  # the site
         self._evaluated = (
             in_main_thread(build, job.plan.factory("evaluation.data"))
             if "evaluation" in job.rows
@@ -141,7 +140,7 @@ class Supervisor:
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
         self._restarts = Restarts()
-        self.changes: MachineChanges | None = None  # None: before the attempt
+        self._changes: MachineChanges | None = None  # None: before the attempt
         self._moves_on = False  # the attempt ends, since machines have come or leave
         self._lost_trainer = False  # whether a rank of the trainer has ended before the run
 
@@ -158,29 +157,36 @@ class Supervisor:
         self._keeper.register(service)
         return service
 
-    async def run(self, place: KeptSite | None = None) -> None:
-        """Runs the job, from the first process to the last report.
+    async def run(self) -> None:
+        """Opens a site, runs the job there to the last report, and closes it.
 
-        place: where its processes live. Who gives it clears or closes it afterwards, and calls
-            ``over`` when the run does not go on; without one, all that is done here.
         Raises the error of the worker that failed first when one fails, and MachinesChange when the
-        run is to go on with other machines.
+        run is to go on with other machines. The site is closed with it.
         """
-        if place is None:
-            async with KeptSite(self._job) as own:
-                with ending(lambda: self):
-                    return await self.run(own)
+        job = self._job
+        logs = job.directory / run_files.LOGS
         try:
-            site = await place.open(self._service())
-            self._homecoming = place.homecoming
-            await self._attempt(site)
-            if self._moves_on and not self._stopping:
-                raise MachinesChange("the run goes on with other machines", where="supervisor")
-            if self._homecoming is not None:
-                await self._homecoming.bring_all()
-            run_directory.remove_earlier_end(self._job.directory)
+            async with (
+                job.launcher.site(job.where(), self._service(), logs) as site,
+                Homecoming(site, job.directory, job.placed.host) as homecoming,
+            ):
+                self._site = site
+                try:
+                    await self._attempt(site, homecoming)
+                    if self._moves_on and not self._stopping:
+                        raise MachinesChange(
+                            "the run goes on with other machines", where="supervisor"
+                        )
+                    await homecoming.bring_all()
+                    run_directory.remove_earlier_end(job.directory)
+                finally:
+                    self._is_closing = True
         finally:
+            self._site = None
+            self._is_closing = False
             self._metrics.close()
+            if self._changes is not None:
+                self._changes.say_left()
 
     def over(self, error: str) -> None:
         """Tells observers that the run is over, and writes its summary.
@@ -199,11 +205,10 @@ class Supervisor:
             self._display.note(what)
         self._observers.all_written(error or stopped)
 
-    async def _attempt(self, site: Site) -> None:
+    async def _attempt(self, site: Site, homecoming: Homecoming) -> None:
         """Starts and watches the processes of the site, until the run is over."""
-        self._site = site
         site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
-        self.changes = MachineChanges(
+        changes = self._changes = MachineChanges(
             job=self._job,
             site=site,
             note=self._display.note,
@@ -211,17 +216,21 @@ class Supervisor:
         )
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
         if len(site.nodes) > 1 or site.newcomer is not None:
-            watchers.append(self.changes.watch())
+            watchers.append(changes.watch())
         if site.has_processes:
             watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
-        parts = [asyncio.ensure_future(part) for part in (self._start(site), *watchers)]
+        parts = [asyncio.ensure_future(part) for part in (self._start(site, homecoming), *watchers)]
         watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
         try:
             await asyncio.wait([watch, self._over], return_when=asyncio.FIRST_COMPLETED)
             await (self._over if self._over.done() else watch)
-        except GcoreError:
+        except GcoreError as error:
             await self._keep_newest(site)
+            if self._stopping and isinstance(error, WorkerError):
+                # The signal may have ended the worker, too.
+                self._display.note(str(error))
+                raise asyncio.CancelledError from error
             raise
         finally:
             # Each by itself: when one has failed, ``watch`` is over and the others are not.
@@ -237,14 +246,12 @@ class Supervisor:
             ranks = [site.network.peer(name) for name in names]
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
-    async def _start(self, site: Site) -> None:
+    async def _start(self, site: Site, homecoming: Homecoming) -> None:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
         await provide(self._job, site, self._display.phase)
-        resumed = await self._keeper.enter(
-            site, self._job.resumed, self._job.shards, self._homecoming
-        )
+        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards, homecoming)
         if resumed is not None:
             resumed = msgspec.structs.replace(resumed, evaluated=self._metrics.evaluated)
         specs = worker_specs(replace(self._job, resumed=resumed), site)
@@ -262,9 +269,11 @@ class Supervisor:
     def stop(self, within_s: float) -> bool:
         """Has the lead save the run's state and end; then all processes end.
 
-        They end after ``within_s`` seconds even if the lead has not. Returns False, and does
-        nothing, when there is nothing to save yet.
+        They end after ``within_s`` seconds even if the lead has not. Where the site is just closed,
+        they end already. Returns False, and does nothing, when there is nothing to save yet.
         """
+        if self._is_closing:
+            return True
         if self._site is None or not self._ready.is_set():
             return False
         self._display.note(
@@ -455,7 +464,7 @@ class Supervisor:
 
         The lead then finishes the save that it has begun. Not behind the run's last step.
         """
-        is_due = self.changes is not None and self.changes.is_due and self._keeper.saves(step)
+        is_due = self._changes is not None and self._changes.is_due and self._keeper.saves(step)
         if is_due and step < self._run.steps and not self._moves_on:
             self._moves_on = True
             with contextlib.suppress(GcoreError):

@@ -938,7 +938,7 @@ STEP_END = Endpoint("step_end", StepEnd, Nothing, Wait.MOVE)
 PUBLISHED = Endpoint("published", Published, Nothing)
 # of a node's agent
 SPAWN = Endpoint("spawn", SpawnRequest, Nothing)
-CLEAR = Endpoint("clear", Nothing, Nothing)
+END_WORKERS = Endpoint("end_workers", Nothing, Nothing)
 HOLD_LEASE = StreamEndpoint("hold_lease", HoldLease, Nothing, Wait.EVER)
 EXITS = StreamEndpoint("exits", Nothing, WorkerExit, Wait.EVER)
 LEAVING = StreamEndpoint("leaving", Nothing, Nothing, Wait.EVER)

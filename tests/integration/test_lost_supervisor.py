@@ -69,26 +69,39 @@ def test_nothing_is_left_of_a_run_that_ends(number: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("victim", ["policy.0", "controller.0", "controller.1"])
-def test_a_run_that_goes_back_keeps_its_agent_and_starts_every_worker_again(
+def test_a_run_that_goes_back_starts_another_agent_and_every_worker_again(
     victim: str, still: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "halt rollout").touch()
     with runs.running(tmp_path, config()) as run:
         wait_for(tmp_path / "at rollout")
-        agent, before = run.pids()["agent.0"], run.pids()
-        workers = set(before) - {"agent.0"}
-        watched = runs.Watched([before[name] for name in workers])
+        store, before = run.store(), run.pids()
+        watched = runs.Watched(list(before.values()))
         os.kill(before[victim], signal.SIGKILL)
         run.read_until("the run goes on from step")
-        assert watched.all_end_within(20)
+        assert watched.all_end_within(0), "the site is closed by then"
+        assert not store.exists()
         run.read_until("starting ")
-        while any(run.pids()[name] == before[name] for name in workers):
-            time.sleep(0.02)
-        assert run.pids()["agent.0"] == agent
+        wait_until_started_again(run, before)
         (tmp_path / "go on").touch()
         assert run.wait() == 0, run.output
+        assert list(run.private.iterdir()) == []
     assert run.weights() == still
     assert steps(run) == list(range(1, STEPS + 1))
+
+
+def test_losses_of_a_trainer_and_of_the_supervisor_are_counted_together(tmp_path: Path) -> None:
+    (tmp_path / "halt rollout").touch()
+    with runs.running(tmp_path, config()) as run:  # one restart
+        wait_for(tmp_path / "at rollout")
+        before = run.pids()
+        os.kill(before["policy.0"], signal.SIGKILL)
+        run.read_until("the run goes on from step")
+        run.read_until("starting ")
+        wait_until_started_again(run, before)
+        os.kill(run.supervisor(), signal.SIGKILL)
+        assert run.wait() == 5, run.output
+    assert "checkpoint.restarts are used up" in run.output
 
 
 def wait_until_started_again(run: runs.Run, before: dict[str, int]) -> None:

@@ -20,15 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gcore_core.contract.errors import ContractError, WorkerDied
+from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
-    CLEAR,
     EXITS,
-    FETCH,
     GENERATE,
     HELLO,
     RELEASE,
@@ -325,25 +323,6 @@ async def test_a_pull_between_nodes_resumes_after_a_broken_connection(short: Pat
         assert np.array_equal(again[0][0]["x"], large)
         assert nodes.wire.nbytes < 1.2 * large.nbytes  # and has a copy from then on
     assert not any(directory.exists() for directory in nodes.directories)
-
-
-async def test_a_store_is_emptied_while_its_agent_pulls(short: Path) -> None:
-    """The pull ends with an answer, the agent's log has nothing of it, and the agent goes on."""
-    large = np.random.default_rng(0).integers(0, 256, 24 << 20, np.uint8)
-    async with two_nodes(short) as nodes:
-        nodes.wire.hold_after = 4 << 20
-        ref = await nodes.writer.put(0, frozenset({0}), [{"x": large}])
-        agent = nodes.network.peer("agent.1")
-        pull = asyncio.ensure_future(agent.call(FETCH, ref))
-        await asyncio.to_thread(nodes.wire.holds.wait)
-        await agent.call(CLEAR, Nothing())
-        with pytest.raises(ContractError, match="the store was emptied"):
-            await pull
-        nodes.wire.hold_after = None
-        nodes.wire.go_on.set()
-        assert np.array_equal((await nodes.reader.arrays([ref]))[0][0]["x"], large)
-    log = (short / "agent.1.log").read_text()
-    assert "Error" not in log and "Traceback" not in log
 
 
 async def test_a_sending_agent_that_is_killed_ends_the_pull(short: Path) -> None:

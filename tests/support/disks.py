@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import DataError
-from gcore_core.runtime.messages import CLEAR
+from gcore_core.runtime.messages import END_WORKERS
 from gcore_core.runtime.process.node_files import FileNotes, NodeFiles
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.store.bulk import BulkClient, BulkServer, OfferedFile, Region, What
@@ -59,7 +59,7 @@ class DiskPeer:
 
     async def call(self, endpoint: Any, request: Any, *, deadline_s: float | None = None) -> Any:
         self.asked.append(endpoint.name)
-        if endpoint is CLEAR:
+        if endpoint is END_WORKERS:
             return request
         with self._errors_moved():
             handler = getattr(self.files, endpoint.name)

@@ -66,33 +66,6 @@ def worker_of(python: Path, directory: Path) -> WorkerSpec:
     )
 
 
-async def test_an_agent_is_not_cleared_while_a_lost_worker_is_being_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would run beside the one of the same name of the next attempt."""
-    monkeypatch.setattr(agent_module, "GRACE_S", 0.1)
-    agent = make_agent(tmp_path)
-    starts = asyncio.Event()
-    spawn_worker = agent_module._spawn_worker
-
-    async def spawn(spec: WorkerSpec) -> tuple[Process, int]:
-        if spec.restarted:
-            starts.set()
-            await asyncio.Event().wait()
-        return await spawn_worker(spec)
-
-    monkeypatch.setattr(agent_module, "_spawn_worker", spawn)
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nkill -9 $$\n")
-    python.chmod(0o700)
-    call = Call(lambda: None)
-    await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
-    async with asyncio.timeout(30):
-        await starts.wait()
-    with pytest.raises(WorkerError, match="that is being started cannot be ended"):
-        await agent.clear(Nothing(), call)
-
-
 def test_a_directory_of_the_run_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """On a machine that does not share it; there the agent makes it first of all."""
     (tmp_path / "runs").write_text("a file")
@@ -128,21 +101,17 @@ async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for
     assert f"{python} cannot be started: No such file or directory" in ended.tail
 
 
-async def test_every_reader_of_exits_gets_all_of_them(tmp_path: Path) -> None:
+async def test_a_worker_that_is_ended_at_the_end_is_not_started_again(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 3\n")
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o700)
     agent = make_agent(tmp_path)
     call = Call(lambda: None)
     await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
-    for _ in range(2):
-        async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
-            ended = await anext(exits)
-        assert (ended.name, ended.code, ended.restarted) == ("scorer.0", 3, False)
-    await agent.clear(Nothing(), call)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
-            await anext(exits)
+    await agent.end_workers(Nothing(), call)
+    async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
+        ended = await anext(exits)
+    assert (ended.name, ended.code, ended.restarted) == ("scorer.0", -signal.SIGTERM, False)
 
 
 async def test_a_scorer_that_a_reward_holds_is_ended_and_not_while_it_is_stopped(

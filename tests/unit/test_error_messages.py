@@ -53,11 +53,11 @@ from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.homecoming import no_directory
-from gcore_core.run.initial_placement import place_on_fewer
-from gcore_core.run.machines_left import place_again
+from gcore_core.run.machines_left import place_run
 from gcore_core.run.restarts import Restarts
 from gcore_core.runtime.messages import HeldReply, TrainReply, Versions, WorkerExit
 from gcore_core.runtime.process import handshake
+from gcore_core.runtime.process.launchers import InlineLauncher
 from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.rpc import sockets, tls
 from gcore_core.runtime.rpc.service import Service
@@ -222,7 +222,7 @@ class World:
 def machines_left(world: World) -> None:
     """A run that goes on finds one machine of two."""
 
-    class Launcher:
+    class Launcher(InlineLauncher):
         async def find_nodes(self, devices: Any, *, again: bool) -> FoundNodes:
             device = Device(index=0, kind="cpu")
             ssh = "the command ended with 255: ssh: connect to host node2 port 22: No route to host"
@@ -236,9 +236,10 @@ def machines_left(world: World) -> None:
 
     clock = [0.0]
     plan = world.load("roles.policy.slots=2")
-    launcher: Any = Launcher()
-    fit = partial(place_on_fewer, plan)
-    asyncio.run(place_again(plan, launcher, lambda text: None, fit, pause, lambda: clock[-1]))
+    placing = place_run(
+        plan, Launcher(), {}, lambda text: None, again=True, pause=pause, clock=lambda: clock[-1]
+    )
+    asyncio.run(placing)
 
 
 CASES: dict[str, dict[str, Callable[[World], object]]] = {

@@ -14,6 +14,7 @@ from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.run.initial_placement import Placed, place
 from gcore_core.run.jobs import Job, _last_ordinal
 from gcore_core.runtime.process.devices import share_of_cores
+from gcore_core.runtime.process.launchers import InlineLauncher
 from gcore_core.testing import fake
 
 JOB = {
@@ -91,9 +92,27 @@ def test_devices_are_numbered_through_and_workers_get_their_nodes_numbers(tmp_pa
     assert [placed.local_devices("rollout", rank) for rank in range(2)] == [(0,), (1,)]
 
 
+def job_of(plan: Plan, placed: Placed) -> Job:
+    return Job(
+        plan=plan,
+        directory=Path("run"),
+        models={},
+        rows={"train": 100},
+        launcher=InlineLauncher(),
+        placed=placed,
+    )
+
+
 def test_scorers_and_controllers_take_the_nodes_in_turn(tmp_path: Path) -> None:
     plan = planned(tmp_path, "controller.shards=3", "rewards.letters.workers=2")
-    job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, two_nodes(1)))
+    job = Job(
+        plan=plan,
+        directory=tmp_path,
+        models={},
+        rows={},
+        launcher=InlineLauncher(),
+        placed=place(plan, two_nodes(1)),
+    )
     where = job.where()
     assert where.keys() == set(job.names())
     numbered = {
@@ -118,7 +137,14 @@ def test_a_node_without_devices_gets_no_worker(tmp_path: Path) -> None:
     """Such as the machine that the supervisor runs on, when none of its devices are used."""
     plan = planned(tmp_path, "controller.shards=2")
     nodes = [NodeFacts(name="agent.0", devices=()), *two_nodes(1)[1:]]
-    job = Job(plan=plan, directory=tmp_path, models={}, rows={}, placed=place(plan, nodes))
+    job = Job(
+        plan=plan,
+        directory=tmp_path,
+        models={},
+        rows={},
+        launcher=InlineLauncher(),
+        placed=place(plan, nodes),
+    )
     assert set(job.where().values()) == {"agent.1"}
 
 
@@ -129,7 +155,14 @@ def test_epochs_end_at_the_row_that_their_decimals_name(
     """In binary 1.1 times 100 is above 110, by which the run would make one more step."""
     plan = planned(tmp_path, f"run.epochs={epochs}")
     placed = place(plan, two_nodes(1))
-    job = Job(plan=plan, directory=tmp_path, models={}, rows={"train": 100}, placed=placed)
+    job = Job(
+        plan=plan,
+        directory=tmp_path,
+        models={},
+        rows={"train": 100},
+        launcher=InlineLauncher(),
+        placed=placed,
+    )
     assert _last_ordinal(job) == ordinal
 
 

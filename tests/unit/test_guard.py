@@ -49,6 +49,7 @@ class Saved:
 
 guard.Checkpoints = Saved
 begun = guard.Begun("run", 2)
+first = guard.Start(file=guard.Path("job.yaml"))
 n_children = 0
 SUPERVISE
 fork = guard._Guard.fork
@@ -58,7 +59,7 @@ def counted(self):
     return fork(self)
 guard._Guard.fork = counted
 try:
-    sys.exit(guard.guarded(supervise))
+    sys.exit(guard.guarded(first, supervise))
 except WorkerDied as error:
     print(error.what)
     sys.exit(5)
@@ -72,7 +73,7 @@ def guarded(supervise: str) -> subprocess.Popen[str]:
 
 
 def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_code() -> None:
-    with guarded("def supervise(resume, link): print('up'); signal.pause()") as process:
+    with guarded("def supervise(start, link): print('up'); signal.pause()") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
@@ -82,8 +83,8 @@ def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_
 def test_a_killed_supervisor_is_replaced_although_its_child_lives() -> None:
     """The child is forked, so it has the supervisor's file descriptors."""
     text = """
-def supervise(resume, link):
-    if resume is not None:
+def supervise(start, link):
+    if start.resume is not None:
         return 7
     link.tell(begun)
     child = os.fork()
@@ -104,9 +105,9 @@ def supervise(resume, link):
 
 def test_a_supervisor_that_is_killed_before_it_tells_goes_on_with_the_run_of_the_first() -> None:
     text = """
-def supervise(resume, link):
+def supervise(start, link):
     if n_children == 3:
-        return 7 if str(resume) == "run" else 1
+        return 7 if (str(start.resume), start.restarts) == ("run", 0) else 1
     if n_children == 1:
         link.tell(begun)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -115,18 +116,33 @@ def supervise(resume, link):
         assert process.wait(30) == 7
 
 
+def test_a_loss_that_the_supervisor_has_told_is_counted_too() -> None:
+    text = """
+def supervise(start, link):
+    link.tell(guard.Begun("run", 3 if start.restarts is None else start.restarts))
+    link.tell(guard.Lost())
+    print(start.restarts)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with guarded(text) as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 5
+    again = "the supervisor ended with signal SIGKILL; it is started again\n"
+    assert output == f"None\n{again}1\nended with signal SIGKILL\n"
+
+
 def test_a_signal_that_comes_while_there_is_no_supervisor_ends_the_run() -> None:
     text = """
-def supervise(resume, link):
+def supervise(start, link):
     link.tell(begun)
     if n_children == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-goes_on_from = guard._goes_on_from
-def signalled(lost, n_lost):
+next_start = guard._Guard.next_start
+def signalled(self, number):
     os.kill(os.getpid(), signal.SIGTERM)
-    return goes_on_from(lost, n_lost)
-guard._goes_on_from = signalled
+    return next_start(self, number)
+guard._Guard.next_start = signalled
 """
     with guarded(text) as process:
         assert process.wait(30) == 143
@@ -134,7 +150,7 @@ guard._goes_on_from = signalled
 
 def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
     number = signal.SIGRTMIN + 20
-    with guarded(f"def supervise(resume, link): os.kill(os.getpid(), {number})") as process:
+    with guarded(f"def supervise(start, link): os.kill(os.getpid(), {number})") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"ended with signal {number}\n"
@@ -144,7 +160,7 @@ def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
 def test_a_supervisor_that_is_ended_before_its_work_is_a_failure_whatever_its_exit_code(
     code: int,
 ) -> None:
-    with guarded(f"def supervise(resume, link): link.tell(begun); os._exit({code})") as process:
+    with guarded(f"def supervise(start, link): link.tell(begun); os._exit({code})") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"its process was ended with exit code {code} before the run was over\n"
@@ -152,7 +168,7 @@ def test_a_supervisor_that_is_ended_before_its_work_is_a_failure_whatever_its_ex
 
 def test_a_child_that_a_function_has_forked_does_not_end_the_supervisors_work() -> None:
     text = """
-def supervise(resume, link):
+def supervise(start, link):
     link.tell(begun)
     if os.fork():
         os.wait()

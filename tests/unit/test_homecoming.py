@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gcore_core.contract.errors import CheckpointError, ConfigError, DataError
+from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, WorkerDied
 from gcore_core.run import homecoming as module
 from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
-from gcore_core.runtime.messages import READ_GROWN, OpenCheckpoint
+from gcore_core.runtime.messages import LIST_FILES, READ_GROWN, OpenCheckpoint
 from gcore_core.runtime.rpc.service import Call
 from tests.support.disks import DiskSite, disks
 
@@ -116,7 +116,7 @@ async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path
         call = site.peers["agent.1"].call
 
         async def ended(endpoint: Any, request: Any, **settings: Any) -> Any:
-            if endpoint.name == "clear":
+            if endpoint.name == "end_workers":
                 append(log, "it ends\n")
             return await call(endpoint, request, **settings)
 
@@ -203,6 +203,29 @@ async def test_a_run_that_fails_leaves_on_the_nodes_what_did_not_come_home(tmp_p
             dump = write(run_on(site, "agent.1") / "dump", "of an error")
         assert dump.exists()
         assert not (run_on(site, "agent.1") / MARKERS).exists()
+
+
+async def test_what_an_attempt_that_is_lost_has_written_comes_home_from_the_disks_that_are_left(
+    tmp_path: Path,
+) -> None:
+    """The next attempt finds them as the first one did, so all that it writes comes home, too."""
+    with disks(tmp_path, APART) as site:
+        with pytest.raises(WorkerDied):
+            async with opened(site):
+                write(run_on(site, "agent.1") / "sentinel" / "step.npz", "numbers")
+                lost = write(run_on(site, "agent.2") / "dump", "of a lost machine")
+                call = site.peers["agent.2"].call
+
+                async def gone(endpoint: Any, request: Any, **settings: Any) -> Any:
+                    if endpoint is LIST_FILES:
+                        raise WorkerDied("the process is gone", where="agent.2")
+                    return await call(endpoint, request, **settings)
+
+                site.peers["agent.2"].call = gone  # type: ignore[method-assign]
+                raise WorkerDied("ended with signal SIGKILL", where="policy.0")
+        assert files_below(run_on(site, "agent.0")) == {"sentinel/step.npz"}
+        assert not run_on(site, "agent.1").exists()
+        assert lost.exists()
 
 
 async def test_parts_of_a_checkpoint_come_home_and_go_where_the_trainer_is(tmp_path: Path) -> None:

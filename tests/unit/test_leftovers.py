@@ -8,12 +8,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run import start
+from gcore_core.run.guard import Start
 from gcore_core.runtime.process import leftovers
 from gcore_core.runtime.process.leftovers import Record, StartedProcess, clear_up, identify
 
@@ -111,6 +113,14 @@ def test_nothing_of_a_run_whose_supervisor_lives_is_touched(
     assert not file.exists() and not path.exists()
 
 
+def resumed(run_dir: Path) -> Start:
+    return Start(file=run_dir / "config.yaml", resume=run_dir)
+
+
+def no_display(steps: int) -> NoReturn:
+    raise AssertionError("it is refused before")
+
+
 def test_a_run_that_goes_on_is_not_resumed(
     process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,11 +132,15 @@ def test_a_run_that_goes_on_is_not_resumed(
         contents["supervisor"] = {"pid": other.pid, "start_ticks": start_ticks(other.pid)}
         path.write_bytes(msgspec.json.encode(contents))
         with ExitStack() as end, pytest.raises(ConfigError, match="goes on already") as error:
-            start.prepare(tmp_path / "config.yaml", (), None, tmp_path, until_end=end)
+            start.prepare(
+                Start(file=tmp_path / "config.yaml", resume=tmp_path), no_display, until_end=end
+            )
         assert f"kill {other.pid}" in error.value.todo
         other.kill()
     with ExitStack() as end, pytest.raises(ConfigError, match="no such file"):
-        start.prepare(tmp_path / "config.yaml", (), None, tmp_path, until_end=end)
+        start.prepare(
+            Start(file=tmp_path / "config.yaml", resume=tmp_path), no_display, until_end=end
+        )
     assert process.poll() == -signal.SIGKILL
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.launching import ElasticLauncher, FoundNodes, NodeFacts
 from gcore_core.contract.placement import Device
-from gcore_core.run.initial_placement import place_on_fewer
-from gcore_core.run.machines_left import PlacedOn, changes, place_again, place_first
+from gcore_core.run.initial_placement import Placed, place_on_fewer
+from gcore_core.run.machines_left import changes, place_run
 from gcore_core.testing import fake
 
 TWO = ("roles.rollout.slots=2", "roles.rollout.least=2")  # no less than two devices will do
@@ -126,11 +125,12 @@ class Clock:
         self.now_s += seconds
 
 
-def placed_again(plan: Plan, launcher: Launcher, said: list[str]) -> PlacedOn:
+def placed_again(plan: Plan, launcher: Launcher, said: list[str]) -> Placed:
     clock = Clock()
     assert isinstance(launcher, ElasticLauncher)
-    fit = partial(place_on_fewer, plan)
-    return asyncio.run(place_again(plan, launcher, said.append, fit, clock.pause, clock))
+    return asyncio.run(
+        place_run(plan, launcher, {}, said.append, again=True, pause=clock.pause, clock=clock)
+    )
 
 
 def found(nodes: Sequence[NodeFacts], refusal: str = "") -> FoundNodes:
@@ -146,7 +146,7 @@ def test_it_goes_on_without_a_machine_at_once_where_it_fits(tmp_path: Path) -> N
     now = placed_again(planned(tmp_path), launcher, said)
     assert (said, launcher.asked) == ([], [True])
     assert now.missing == {"node1": "connect:\nNo route"}
-    assert now.placed.workers == {"policy": [[0]], "rollout": [[0]]}
+    assert now.workers == {"policy": [[0]], "rollout": [[0]]}
 
 
 def test_it_waits_for_machines_and_says_so_every_half_a_minute(tmp_path: Path) -> None:
@@ -186,10 +186,11 @@ def test_a_run_that_begins_asks_for_all(tmp_path: Path) -> None:
     launcher = Launcher(found(machines(2)))
     plan = planned(tmp_path, "roles.rollout.slots=3")
     with pytest.raises(PlacementError):  # none is missing, so nothing is given up
-        asyncio.run(place_first(plan, launcher))
+        asyncio.run(place_run(plan, launcher, {}, print, again=False))
     assert launcher.asked == [False]
     fewer = Launcher(found(machines(1, devices=2)))
-    assert asyncio.run(place_first(plan, fewer)).placed.window.slots["rollout"] == 2
+    placed = asyncio.run(place_run(plan, fewer, {}, print, again=False))
+    assert placed.window.slots["rollout"] == 2
 
 
 def test_what_has_come_and_gone_is_told_once() -> None:

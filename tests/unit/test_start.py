@@ -11,6 +11,7 @@ import pytest
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import StepReport
 from gcore_core.run import start
+from gcore_core.run.guard import Start
 from gcore_core.testing.installed import InstalledPlugins
 
 JOB = """\
@@ -62,5 +63,6 @@ def test_what_ends_a_run_while_it_is_prepared_leaves_the_terminal_as_it_was(
     monkeypatch.setattr(start.environment, "write", fail)
     display = Recorded()
     with contextlib.suppress(ConfigError):
-        start.run_file(file, [f"run.dir={tmp_path / 'run'}"], display_of=lambda steps: display)
+        job = Start(file=file, overrides=[f"run.dir={tmp_path / 'run'}"])
+        start.run_job(job, display_of=lambda steps: display)
     assert display.closed == [[]]

@@ -977,33 +977,6 @@ async def test_a_copy_without_memory_goes_to_disk(
     assert nodes.sent_bytes() == ref.nbytes
 
 
-async def test_a_store_that_is_emptied_ends_pulls_under_way_without_a_word(
-    nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop = asyncio.get_running_loop()
-    told: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda loop, context: told.append(context))
-    nodes.wire.hold_after = 1 << 20
-    ref = await nodes.writer.put(0, ALL, [LARGE])
-    pulls = [asyncio.ensure_future(nodes.fetch(ref)) for _ in range(2)]
-    await asyncio.to_thread(nodes.wire.holds.wait)
-    nodes.far.service.clear()
-    for pull in pulls:
-        with pytest.raises(ContractError, match="agent.1: the store was emptied"):
-            await pull
-    assert nodes.far.slabs() == set()
-    assert nodes.far.service._used_bytes == 0
-    source = nodes.far.service._client._sources["agent.0"]
-    assert all(thread.part is None for thread in source._threads)
-    nodes.wire.hold_after = None
-    nodes.wire.go_on.set()
-    assert_same((await nodes.reader.records([item(ref)]))[0][0], LARGE)
-    del pulls, pull
-    gc.collect()
-    assert told == []
-    assert caplog.text == ""
-
-
 # -- sizes -----------------------------------------------------------------------------------------
 
 
@@ -1041,21 +1014,3 @@ def test_a_header_of_the_worst_realistic_record_fits(worst_ref: Callable[[], Ref
 def test_facts_of_the_longest_record_fit() -> None:
     facts = Facts(2**63 - 1, 2**31, 2**31, 2**31, 1.23e300)
     assert len(msgspec.msgpack.encode(facts)) <= FACTS_LIMIT_BYTES
-
-
-async def test_a_cleared_store_is_empty_and_gives_no_name_a_second_time(tmp_path: Path) -> None:
-    """So a reference of before opens nothing, whatever is written later."""
-    node = await open_node(tmp_path, budget_bytes=1 << 18, patience_s=0.0)
-    large = np.zeros(1 << 16)  # the second one has to be made on disk
-    before = [await node.writer("a").put(1, frozenset({0}), [{"x": large}]) for _ in range(2)]
-    assert list((tmp_path / "spill").iterdir())
-    node.service.clear()
-    assert node.slabs() == set()
-    assert not (tmp_path / "spill").exists()
-    after = await node.writer("b").put(1, frozenset({0}), [{"x": np.ones(9)}])
-    assert after.slab not in {ref.slab for ref in before}
-    reader = StoreReader(node.directory, "agent.0", SECRET)
-    with pytest.raises(DataError):
-        reader.check(before[0])
-        reader.content(before[0])
-    assert len(reader.content(after)) > 0

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run import start
+from gcore_core.run.guard import Start
 from gcore_core.run.supervised import hold_run, run_goes_on
 
 HOLDS = """
@@ -46,13 +48,23 @@ def test_a_run_goes_on_while_a_process_supervises_it(tmp_path: Path) -> None:
     assert not run_goes_on(tmp_path)
 
 
+def resumed(run_dir: Path) -> Start:
+    return Start(file=run_dir / "config.yaml", resume=run_dir)
+
+
+def no_display(steps: int) -> NoReturn:
+    raise AssertionError("it is refused before")
+
+
 def test_a_run_that_another_process_supervises_is_not_touched(
     holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also before that one has started a process, by which it could be seen."""
     monkeypatch.setattr(start, "_ENDS_S", 0.0)
     with ExitStack() as end, pytest.raises(ConfigError, match="goes on already") as caught:
-        start.prepare(tmp_path / "config.yaml", (), None, tmp_path, until_end=end)
+        start.prepare(
+            Start(file=tmp_path / "config.yaml", resume=tmp_path), no_display, until_end=end
+        )
     assert f"process {holder.pid} on {os.uname().nodename}" in str(caught.value)
     assert f"kill {holder.pid}" in str(caught.value)
 

@@ -32,8 +32,9 @@ class Attempt:
         self._job = SimpleNamespace(plan=plan, where=dict)
         self._display = SimpleNamespace(note=None)
         self._over = asyncio.get_running_loop().create_future()
+        self._stopping = None
 
-    async def _start(self, site: Any) -> None:
+    async def _start(self, site: Any, homecoming: Any) -> None:
         raise WorkerError("no such interpreter", where="rollout.0")
 
     async def _watch(self, site: Any) -> None:
@@ -56,7 +57,7 @@ async def test_nothing_of_a_failed_attempt_runs_beside_the_next_one() -> None:
     )
     attempt: Any = Attempt()
     with pytest.raises(WorkerError, match="no such interpreter"):
-        await Supervisor._attempt(attempt, site)
+        await Supervisor._attempt(attempt, site, None)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -184,7 +185,7 @@ async def test_an_attempt_that_moves_on_ends_behind_a_step_that_is_saved_and_not
     lead = _Lead()
     changes = SimpleNamespace(is_due=False)
     supervisor: Any = SimpleNamespace(
-        changes=changes,
+        _changes=changes,
         _keeper=SimpleNamespace(saves=saved.__contains__),
         _run=SimpleNamespace(steps=9),
         _moves_on=False,

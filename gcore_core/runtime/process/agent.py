@@ -31,7 +31,7 @@ import psutil
 from gcore_core.contract.errors import AddressError, ContractError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.runtime.messages import (
-    CLEAR,
+    END_WORKERS,
     EXITS,
     HOLD_LEASE,
     KILL,
@@ -146,32 +146,6 @@ def split_patience(patience_s: float) -> tuple[float, float]:
     return silence_s, lease_s
 
 
-class Exits:
-    """Keeps the ends of workers for whoever reads them.
-
-    Each reader gets all from the first one on. Rejected: a queue. What a reader took from it just
-    before it was cancelled, the next one never heard of.
-    """
-
-    def __init__(self) -> None:
-        self._ends: list[WorkerExit] = []
-        self._more = asyncio.Event()  # set when there is one more; then there is another event
-
-    def add(self, end: WorkerExit) -> None:
-        self._ends.append(end)
-        self._more.set()
-        self._more = asyncio.Event()
-
-    async def read(self) -> AsyncGenerator[WorkerExit, None]:
-        n_read = 0
-        while True:
-            more = self._more
-            while n_read < len(self._ends):
-                n_read += 1
-                yield self._ends[n_read - 1]
-            await more.wait()
-
-
 class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
@@ -202,13 +176,12 @@ class Agent:
         self._record = Record(
             spec.record, (spec.store.directory, spec.meeting), is_remote=spec.is_remote
         )
-        self._exits = Exits()
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         # It waits for this process's end as long as this is held.
         self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
         self._stopping = False
-        self._clearing = asyncio.Lock()  # held by ``clear``
         self._terminations = dict.fromkeys(TERMINATIONS, 0)
         self._is_leaving = asyncio.Event()
         self._lease: Lease | None = None
@@ -219,7 +192,7 @@ class Agent:
         self.slabs.register(service)
         self._node_files.register(service)
         service.add(SPAWN, self.spawn)
-        service.add(CLEAR, self.clear)
+        service.add(END_WORKERS, self.end_workers)
         service.add(HOLD_LEASE, self.hold_lease)
         service.add(EXITS, self.exits)
         service.add(LEAVING, self.leaving)
@@ -295,7 +268,7 @@ class Agent:
                 running = f"it was stopped for {stopped.result():g} s, twice run.patience_s"
             end = WorkerExit(spec.name, process.pid, code, again, _tail(spec.log), running)
             if not self.stopped.is_set():  # else the agent's own end is the news
-                self._exits.add(end)
+                self._exits.put_nowait(end)
             if not again:
                 return
             spec = msgspec.structs.replace(spec, restarted=True, was_held=was_held)
@@ -305,7 +278,9 @@ class Agent:
                 # Such as a machine without memory for one more process. Nobody called this task, so
                 # it is reported as the end of the worker, now for good.
                 log.error("%s", error)
-                self._exits.add(msgspec.structs.replace(end, restarted=False, tail=f"{error.what}"))
+                self._exits.put_nowait(
+                    msgspec.structs.replace(end, restarted=False, tail=f"{error.what}")
+                )
                 return
 
     async def _end_stopped(self, spec: WorkerSpec, process: Process) -> float:
@@ -355,11 +330,11 @@ class Agent:
             await asyncio.sleep(_LOOK_S)
 
     async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        """Streams the end of every worker of the attempt: those before it at once, others as they
+        """Streams the end of every worker, each once: those before it at once, others as they
         happen.
         """
-        async for end in self._exits.read():
-            yield end
+        while True:
+            yield await self._exits.get()
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
         """Measures what the agent and its workers use, without those that have just ended."""
@@ -392,15 +367,12 @@ class Agent:
         """
         if self._lease is None:
             raise ContractError("it has no lease to hold", where=self._spec.name)
-        self._refuse_if_ending()
-        with self._lease.held(f"the supervisor (pid {request.pid})"):
-            yield Nothing()
-            await asyncio.Event().wait()
-
-    def _refuse_if_ending(self) -> None:
         if self.stopped.is_set():
             name = self._spec.name
             raise WorkerDied("the node agent is ending", where=name, process=name)
+        with self._lease.held(f"the supervisor (pid {request.pid})"):
+            yield Nothing()
+            await asyncio.Event().wait()
 
     def end(self) -> None:
         """Tells the agent to end; ``stop`` does the work."""
@@ -441,27 +413,11 @@ class Agent:
         if not self._workers:
             self._record.close()
 
-    async def clear(self, request: Nothing, call: Call) -> Nothing:
-        """Ends all workers and empties the store, for a run that begins anew from a checkpoint.
-
-        Raises WorkerError when a worker does not end, and WorkerDied when the agent is ending.
-        """
-        async with self._clearing:  # it may be doing so already, for one who waits no more
-            self._refuse_if_ending()
-            self._stopping = True
-            await self._end_workers(GRACE_S)
-            # One that is just being started again is not among the workers yet, but it is watched.
-            if self._watching:
-                names = ", ".join(self._workers) or "a worker that is being started"
-                raise WorkerError(f"{names} cannot be ended", where=self._spec.name)
-            self._refuse_if_ending()  # meanwhile it was told to
-            self._exits = Exits()  # the ends of these workers are no news
-            for meeting in Path(self._spec.meeting).glob("meet-*"):
-                shutil.rmtree(meeting, ignore_errors=True)
-            self._specs.clear()
-            self.slabs.clear()
-            self._stopping = False
-            return Nothing()
+    async def end_workers(self, request: Nothing, call: Call) -> Nothing:
+        """Ends all workers, before the agent itself is to end."""
+        self._stopping = True
+        await self._end_workers(GRACE_S)
+        return Nothing()
 
     async def _end_workers(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""

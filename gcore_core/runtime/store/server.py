@@ -48,7 +48,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from gcore_core.contract.errors import ContractError, DataError
+from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.messages import (
     BLOB,
@@ -177,10 +177,6 @@ class SlabService:
         self._notes_read = 0
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirrors = Mirrors(self._directory, self._client)
-        self._begin()
-
-    def _begin(self) -> None:
-        """Begins with an empty store."""
         self._slabs: dict[str, _SlabFile] = {}  # taken, by name
         self._free: list[_SlabFile] = []  # the one that was given back first comes first
         self._used_bytes = 0  # in memory, taken and free
@@ -221,17 +217,6 @@ class SlabService:
             self._server.close()
         for directory in (self._directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
-
-    def clear(self) -> None:
-        """Removes everything. Nobody may be left who reads or writes here."""
-        for pull in self._copies.values():
-            pull.cancel()
-        self._copies.clear()
-        self._mirrors.clear()
-        shutil.rmtree(self._spill, ignore_errors=True)
-        for path in self._directory.iterdir():  # the directory itself stays ours
-            path.unlink()
-        self._begin()
 
     # -- taking a slab -----------------------------------------------------------------------------
 
@@ -496,12 +481,7 @@ class SlabService:
             pull = asyncio.ensure_future(self._pull(ref))
             pull.add_done_callback(note_error)
             self._copies[ref.mac] = pull
-        try:
-            return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
-        except asyncio.CancelledError:
-            if pull.cancelled():
-                raise ContractError("the store was emptied", where=self._spec.node) from None
-            raise
+        return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
 
     async def _pull(self, ref: Ref) -> Ref:
         """Pulls a content into a slab; returns the reference of this copy.
@@ -570,6 +550,5 @@ class SlabService:
 
     def _drop(self, slab: _SlabFile) -> None:
         """Removes a slab that was taken for a copy which did not come."""
-        if self._slabs.get(slab.name) is slab:  # else the store was emptied, and it is gone
-            del self._slabs[slab.name]
-            self._remove(slab)
+        del self._slabs[slab.name]
+        self._remove(slab)

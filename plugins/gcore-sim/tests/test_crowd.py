@@ -15,6 +15,7 @@ import pytest
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.run.display import Display, open_display
+from gcore_core.run.guard import Start
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.start import prepare
 from gcore_core.run.supervisor import Supervisor
@@ -42,8 +43,7 @@ def prepared(
     monkeypatch.chdir(tmp_path)
     with ExitStack() as until_end:
         yield lambda **sections: prepare(
-            write_job(**sections),
-            [],
+            Start(file=write_job(**sections)),
             lambda steps: open_display(steps, io.StringIO()),
             until_end=until_end,
         )
