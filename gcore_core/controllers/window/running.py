@@ -411,7 +411,8 @@ class RunningWindow(Window):
             return
         waiting = asyncio.ensure_future(ready.wait())
         try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            async with self._context.trainers_free():
+                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 self._task.result()
         finally:

@@ -125,20 +125,21 @@ class Window:
         began_s = asyncio.get_running_loop().time()
         self._placement.begin_rollout()
         self._quota.begin()
-        try:
-            while not self._quota.over:
-                round_ = Round(step=step, number=self._quota.rounds, purpose=TRAIN, least=step)
-                if count := self._quota.issue():
-                    leases = self._ledger.lease(count)
-                    drawing = self._drawing.draw(self._ledger, round_, leases)
-                    draws.add(asyncio.ensure_future(drawing))
-                await self._wait(draws, began_s)
-                latest = self._settle()
-                await self._share(latest)
-                settled += latest
-        finally:
-            for task in draws:
-                task.cancel()
+        async with self._context.trainers_free():
+            try:
+                while not self._quota.over:
+                    round_ = Round(step=step, number=self._quota.rounds, purpose=TRAIN, least=step)
+                    if count := self._quota.issue():
+                        leases = self._ledger.lease(count)
+                        drawing = self._drawing.draw(self._ledger, round_, leases)
+                        draws.add(asyncio.ensure_future(drawing))
+                    await self._wait(draws, began_s)
+                    latest = self._settle()
+                    await self._share(latest)
+                    settled += latest
+            finally:
+                for task in draws:
+                    task.cancel()
         return await self._close(step, settled, first_ordinal)
 
     def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
