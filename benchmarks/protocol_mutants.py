@@ -141,8 +141,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a restarted generator draws with old weights": (
         WeightsFollower,
-        "is_behind",
-        "self._backend.version < version",
+        "check_is_not_behind",
+        "held < version",
         "False",
     ),
     "records are released too early": (

@@ -13,6 +13,7 @@
     ├── DataError (ValueError)       4   a dataset or a model directory is missing, empty or malformed
     ├── WorkerError (RuntimeError)   5   something failed in another process
     │   ├── WorkerDied
+    │   ├── WeightsBehind                a sample needs newer weights than its generator has
     │   ├── WeightsGone                  a sample needs weights that nobody can give any more
     │   └── DeadlineExceeded (TimeoutError)
     ├── TrainingError                6
@@ -115,6 +116,10 @@ class WorkerError(GcoreError, RuntimeError):
 
 
 class WorkerDied(WorkerError):
+    pass
+
+
+class WeightsBehind(WorkerError):
     pass
 
 

@@ -6,7 +6,8 @@ These are facts of the job, peers, agreements and the objects of the algorithms 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from gcore_core.contract.algorithms import ActionAdvantage, Advantage, Balancer, Filter
@@ -27,6 +28,7 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
+from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.worker_settings import JobFacts
 
 
@@ -39,6 +41,8 @@ class ControllerContext:
     trace: where the times of records and stages go.
     agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
     supervisor: it shows reports and commits checkpoints.
+    lead: the lead's process, as every shard asks it.
+    service: what this process answers.
     replicas: the policy's generators, in order of their numbers.
     trained: role that is trained -> the workers of each data-parallel rank; the policy is the last.
     scorers: each with the rewards that it hosts.
@@ -52,6 +56,8 @@ class ControllerContext:
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
+    trainers_turn: whoever has the lead's trainers do something holds it: the step program, but for
+        where it waits for records (``trainers_free``), and pushes to generators that are behind.
     """
 
     facts: JobFacts
@@ -59,6 +65,8 @@ class ControllerContext:
     trace: Trace
     agree: Agreements
     supervisor: Peer
+    lead: Peer
+    service: Service
     replicas: list[Peer]
     trained: Mapping[str, list[list[Peer]]]
     scorers: list[tuple[Peer, list[str]]]
@@ -73,6 +81,20 @@ class ControllerContext:
     sentinel: Sentinel | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     saving: asyncio.Event = field(default_factory=asyncio.Event)
+    trainers_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    @contextlib.asynccontextmanager
+    async def trainers_free(self) -> AsyncIterator[None]:
+        """Lets generators that are behind have their weights, inside the block.
+
+        Whatever waits until records are drawn, on this shard or on another, waits inside one:
+        their generator may have been started again, and draws nothing before. Windows do so.
+        """
+        self.trainers_turn.release()
+        try:
+            yield
+        finally:
+            await self.trainers_turn.acquire()
 
     @property
     def advantage(self) -> Advantage | ActionAdvantage:
@@ -124,7 +146,11 @@ class ControllerContext:
 
 
 def make_context(
-    config: None, facts: JobFacts, factories: Mapping[str, FactorySpec], network: Network
+    config: None,
+    facts: JobFacts,
+    factories: Mapping[str, FactorySpec],
+    network: Network,
+    service: Service,
 ) -> ControllerContext:
     """Makes the context of a controller.
 
@@ -138,6 +164,8 @@ def make_context(
         trace=Trace(facts.trace, facts.shard),
         agree=Agreements(supervisor, facts.shard, facts.shards, insist),
         supervisor=supervisor,
+        lead=network.peer("controller.0"),
+        service=service,
         replicas=[network.peer(name) for name in facts.replicas],
         trained={
             role: [[network.peer(name) for name in rank] for rank in trained.ranks]

@@ -1,4 +1,8 @@
-"""Pushes verified weights to every generator, before the next step begins."""
+"""Pushes verified weights to every generator, before the next step begins.
+
+One that was started again meanwhile is behind. Whoever asks it for records tells the lead, which
+pushes to it alone when the trainers are free.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,9 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.placement.trainers import rest_trainers
 from gcore_core.runtime.messages import (
+    CATCH_UP,
     PLACE_WEIGHTS,
     PUBLISHED,
     PUSH_BEGIN,
@@ -32,6 +38,7 @@ from gcore_core.runtime.messages import (
     SAVE_PRETRAINED,
     UNSAVED_WEIGHTS,
     BeginPush,
+    CatchUp,
     Nothing,
     PlaceWeights,
     Published,
@@ -41,7 +48,8 @@ from gcore_core.runtime.messages import (
     SaveWeights,
     UnsavedWeights,
 )
-from gcore_core.runtime.rpc.retry import PUSHES, RetryPolicy, insist
+from gcore_core.runtime.rpc.retry import LOST, PUSHES, RetryPolicy, insist, shown
+from gcore_core.runtime.rpc.service import Call
 
 #: Its pauses lie between two attempts to write the final weights, of which there is no last one.
 _SAVES = RetryPolicy(tries=1, first_pause_s=0.5, longest_pause_s=10.0)
@@ -55,6 +63,8 @@ class Publishing:
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
     generates ahead first calls ``Window.drain``, or has generators that go on with samples
     through a push (capability "weights.midway").
+
+    version: of the weights that the trainers hold.
     """
 
     def __init__(
@@ -64,6 +74,10 @@ class Publishing:
         self._config = config
         self._placement = placement
         self._stamp = 0
+        self.version = -1
+        self._attempts = itertools.count()  # with its version, a push has a name by this number
+        self._behind = set[str]()  # generators that are; only the lead knows
+        context.service.add(CATCH_UP, self.catch_up)
 
     def digests(self) -> dict[str, int]:
         """Returns the stamp of the weights that were pushed last, in the lead.
@@ -84,6 +98,40 @@ class Publishing:
             await self._push_until_whole(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
+    async def leave(self, version: int) -> None:
+        """Has generators that are behind get what the trainers hold now, before an update.
+
+        version: of the weights that the trainers hold after it.
+        """
+        async with self._context.trainers_free():
+            pass  # whoever waits for them comes first
+        self.version = version
+
+    async def catch_up(self, request: CatchUp, call: Call) -> Nothing:
+        """Returns when a generator that is behind has had its weights; the lead is asked.
+
+        That push may be the next one to all of them. Raises what its push raised.
+        """
+        self._behind.add(request.replica)
+        with shown(call.progress):
+            # The push goes on when whoever asked goes away: the trainers are at it.
+            await asyncio.shield(asyncio.ensure_future(self._catch_up(request.replica)))
+        return Nothing()
+
+    async def _catch_up(self, replica: str) -> None:
+        """Pushes to a generator that is behind, unless it has had a push meanwhile.
+
+        A generator that is lost on the way is not waited for: it says again that it is behind.
+        """
+        async with self._context.trainers_turn:
+            if replica not in self._behind:
+                return
+            self._behind.remove(replica)
+            peers = [peer for peer in self._context.replicas if peer.name == replica]
+            with contextlib.suppress(*LOST):
+                await self._push(peers, SHM, waits=False)
+            await rest_trainers(self._context)
+
     async def _push_until_whole(self, version: int, release_before: int) -> None:
         """Pushes again while replicas are lost, as often as ``PUSHES`` allows.
 
@@ -91,19 +139,36 @@ class Publishing:
         overwritten by then (WeightMismatch), so the whole push begins anew.
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
-        await PUSHES.run(partial(self._push_once, version, release_before), lost)
+        self.version = version
+        await PUSHES.run(partial(self._push_to_all, release_before), lost)
+        self._behind.clear()
         await release_annotations(self._context, release_before)
         await insist(self._context.supervisor, PUBLISHED, Published(version))
 
-    async def _push_once(self, version: int, release_before: int, attempt: int) -> None:
-        """Makes one attempt of a push."""
-        ranks = self._context.trainers
-        replicas = self._placement.replicas
+    async def _push_to_all(self, release_before: int, attempt: int) -> None:
+        """Makes one attempt of a push to every generator that is awake."""
         configured = self._config.push_transport
         # Further attempts go through shared memory, which cannot fail for a device's sake.
         transport = SHM if attempt and configured == "auto" else configured
+        confirmed = await self._push(self._placement.replicas, transport, release_before)
+        self._stamp = confirmed[0].stamp if confirmed else 0
+
+    async def _push(
+        self,
+        replicas: Sequence[Peer],
+        transport: str,
+        release_before: int = 0,
+        *,
+        waits: bool = True,
+    ) -> list[PushConfirmed]:
+        """Makes one attempt of a push of what the trainers hold.
+
+        waits: a replica that is lost is waited for; else WorkerDied or DeadlineExceeded is raised.
+        """
+        source = self._context.trainers[0]
+        attempt = next(self._attempts)
         request = BeginPush(
-            version,
+            self.version,
             self._config.push_bucket_bytes,
             len(replicas),
             attempt,
@@ -112,13 +177,14 @@ class Publishing:
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:
-            ask = PullWeights(version, receiver, ranks[0].name, attempt, release_before)
+            ask = PullWeights(self.version, receiver, source.name, attempt, release_before)
             with _naming(replica):
-                return await insist(replica, PUSH_PULL, ask)
+                if waits:
+                    return await insist(replica, PUSH_PULL, ask)
+                return await replica.call(PUSH_PULL, ask)
 
-        await insist(ranks[0], PUSH_BEGIN, request)
-        confirmed = await asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas)))
-        self._stamp = confirmed[0].stamp if confirmed else 0
+        await insist(source, PUSH_BEGIN, request)
+        return await asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas)))
 
     async def save(self) -> None:
         """Has the ranks write the final weights in Hugging Face layout; all shards call it.

@@ -79,11 +79,12 @@ class StepProgram(ABC):
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
             await rest_trainers(self.context)
-            evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
             digests = self.publishing.digests()
             # A run that goes on may have made all its steps, and have ended without its weights.
             over = self._over()
-            await self.reporting.begin(facts.start_step, evaluated, digests, over)
+            async with self.context.trainers_free():  # until the other shards have evaluated, too
+                evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
+                await self.reporting.begin(facts.start_step, evaluated, digests, over)
             for step in range(facts.start_step, facts.run.steps) if not over else ():
                 if await self.step(step):
                     break
@@ -137,6 +138,7 @@ class StepProgram(ABC):
         if self.context.stopping.is_set():
             raise Stopped
         seen = await self._canaries()
+        await self.publishing.leave(step + 1)
         try:
             metrics = await self.training.train(step, advantages, plans)
         except WeightMismatch:
@@ -151,6 +153,7 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
+        await self.publishing.leave(step + 1)
         await self.training.skip(step)
         watch.lap("train")
         return {"skipped": float(self.skipped)}
@@ -187,15 +190,18 @@ class StepProgram(ABC):
         if not last and not stops:
             metrics |= await rest_trainers(self.context)
         watch.go_on()
-        evaluated = None
-        if not stops:
-            evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
-        watch.lap("evaluation")
         digests = taken.digests | self.training.digests() | self.publishing.digests()
-        summary = self.reporting.summary(taken.groups, taken.counts, verdicts, evaluated, digests)
-        metrics |= watch.metrics()
-        ledger = self.state()["ledger"]
-        await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
+        evaluated = None
+        async with self.context.trainers_free():  # until the other shards have evaluated, too
+            if not stops:
+                evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
+            watch.lap("evaluation")
+            summary = self.reporting.summary(
+                taken.groups, taken.counts, verdicts, evaluated, digests
+            )
+            metrics |= watch.metrics()
+            ledger = self.state()["ledger"]
+            await self.reporting.end(version, summary, metrics, ledger, self._notes(step))
         if last or stops:
             # Now that what the step is measured by is known: it may be the best one.
             await self.checkpointing.settle()

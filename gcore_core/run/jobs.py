@@ -239,7 +239,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             run=run,
             shards=job.shards,
             context=context,
-            trainers=job.workers(POLICY) if _pushes(job) else [],
+            follows=role == ROLLOUT and _pushes(job),
             aborts="abort" in job.plan.provided[f"roles.{role}"].spec.capabilities,
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)

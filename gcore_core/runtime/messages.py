@@ -481,7 +481,6 @@ class BeginPush(Message):
     attempt: another one at the same version begins the push anew.
     transport: name of a transport, or "auto" to choose by what both sides can use.
     fan_out: to how many other nodes one node sends the push, at most.
-    waits: it is of a generator that was started anew, and waits until the lead's push is over.
     """
 
     version: int
@@ -490,30 +489,6 @@ class BeginPush(Message):
     attempt: int = 0
     transport: str = SHM
     fan_out: int = 2
-    waits: bool = False
-
-
-class FollowPush(Message):
-    """Names a push to a rank that takes part in its export.
-
-    version: of the weights to push.
-    number: counts what rank 0 asked the other ranks for; a message that comes late has a lower one.
-    adapter: the push is of the adapter alone.
-    """
-
-    version: int
-    number: int
-    adapter: bool = False
-
-
-class Reserved(Message):
-    """Says whether a rank keeps its turn for an export.
-
-    It does not while it is at work that may need the other ranks, where it holds weights of another
-    version, and where the request comes late.
-    """
-
-    waits: bool
 
 
 class PullWeights(Message):
@@ -531,6 +506,15 @@ class PullWeights(Message):
     source: str
     attempt: int = 0
     release_before: int = 0
+
+
+class CatchUp(Message):
+    """Tells the lead of a generator whose weights are older than those that it is to draw with.
+
+    replica: its peer name.
+    """
+
+    replica: str
 
 
 class PlanRequest(Message):
@@ -614,9 +598,8 @@ class UnsavedWeights(Message):
 
 # What each does is a table in ``gcore_core.runtime.push``.
 PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
-PUSH_RESERVE = Endpoint("push.reserve", FollowPush, Reserved)
-PUSH_FOLLOW = Endpoint("push.follow", FollowPush, Nothing, Wait.PUSH)
-PUSH_FREE = Endpoint("push.free", FollowPush, Nothing)
+PUSH_EXPORTED = Endpoint("push.exported", BeginPush, Nothing, Wait.PUSH)
+CATCH_UP = Endpoint("push.catch_up", CatchUp, Nothing, Wait.PUSH)
 PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
 PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)

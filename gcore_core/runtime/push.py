@@ -13,9 +13,8 @@ bucket    ``push.bucket``     fills buckets in advance (``fill``), gives     ``l
 commit                                                                       ``commit_weights``
 ========  ==================  =============================================  =====================
 
-The lead calls the first two, a receiver the next two. A generator that was started anew begins a
-push for itself alone (``WeightsFollower.restore``). Rank 0 has the other ranks take part in the
-export, by ``push.reserve`` and ``push.follow``; ``shells/trainer.py`` says why in two steps.
+The lead calls the first two, a receiver the next two. Rank 0 begins the push on the other ranks,
+too, and hears by ``push.exported`` that their part of the export is over.
 
 All buckets share one memory of ``bucket_bytes``, or of all tensors if that is less, or of the
 largest tensor if that is more. A bucket is handed out when all receivers have asked for it; what
@@ -307,17 +306,6 @@ class PushSource:
         self._sending: asyncio.Future[None] | None = None  # of the bucket handed out last
         self._journal = journal
         self._error: BaseException | None = None  # why it cannot end well
-
-    @property
-    def gives_way(self) -> bool:
-        """Whether a generator's own push may take the place of this one.
-
-        It may when this one is such a push too, has no receivers, or has handed all buckets out.
-        """
-        if self._request.waits or not self._request.receivers:
-            return True
-        latest = self._latest
-        return latest is not None and latest.last and self._all_asked_for >= latest.index
 
     async def bucket(self, request: BucketRequest, call: Call) -> Bucket:
         """Returns the bucket of this index when all receivers have asked for it."""

@@ -82,16 +82,16 @@ class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
 
 
 class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generator"):
-    """Tells a generator how to gather work and from whom it gets weights.
+    """Tells a generator how to gather work and whether it gets weights.
 
-    trainers: peer names of the policy's workers; none where it does not follow the policy.
+    follows: whether the policy's weights are pushed to it.
     gather_s: how long to wait for the other shards' part of a round.
     batch_s: how long to wait for more records to end before those that did are sent.
     aborts: whether its backend can end samples (capability "abort").
     """
 
     context: PlainContext = PlainContext()
-    trainers: list[str] = []
+    follows: bool = False
     gather_s: float = 0.02
     batch_s: float = 0.02
     aborts: bool = False

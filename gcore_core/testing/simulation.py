@@ -469,7 +469,7 @@ async def simulate(
         await weather.begin(network, births, lambda life: slabs.ended(f"{life.name}-{life.number}"))
     for name, birth in births.items():
         await network.view(name).serve(name, birth(Life(name, 0)))
-    contexts = [_context(network, job, shard) for shard in range(job.shards)]
+    contexts = [await _context(network, job, shard) for shard in range(job.shards)]
     lead_stops = contexts[0].stopping
     controllers = [program(_config(job), context) for context in contexts]
     for controller in controllers:
@@ -587,15 +587,10 @@ def _births(
     """Returns process -> a function that makes its service anew, without any earlier state."""
     datasets = _datasets()
     born: dict[str, Callable[[Life], Any]] = {}
-    processes = itertools.count(1)
     for i in range(job.replicas):
-        born[f"rollout.{i}"] = lambda life: _generator(
-            network, job, store, life, next(processes), outcome
-        )
+        born[f"rollout.{i}"] = lambda life: _generator(network, job, store, life, outcome)
     for i in range(job.judges):
-        born[f"judge.{i}"] = lambda life: _generator(
-            network, job, store, life, next(processes), outcome
-        )
+        born[f"judge.{i}"] = lambda life: _generator(network, job, store, life, outcome)
     for i in range(job.scorers):
 
         def scorer(life: Life, i: int = i) -> ScorerShell:
@@ -649,7 +644,6 @@ def _generator(
     job: SimulatedJob,
     store: Path,
     life: Life,
-    process: int,
     outcome: Outcome,
 ) -> GeneratorShell:
     view = network.view(life.name)
@@ -659,11 +653,10 @@ def _generator(
     writer = StoreWriter(
         store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
     )
-    trainers = [f"policy.{i}" for i in range(job.ranks)] if role == "rollout" and job.pushes else []
     settings = GeneratorSettings(
         run=Run(seed=job.seed, deterministic=job.deterministic),
         shards=job.shards,
-        trainers=trainers,
+        follows=role == "rollout" and job.pushes,
         gather_s=0.05,
         batch_s=0.0,
         aborts=True,
@@ -677,7 +670,6 @@ def _generator(
         view,
         settings,
         restarted=life.number > 0,
-        process=process,
         replica=int(number),
     )
 
@@ -716,7 +708,7 @@ def _never(code: int) -> None:
     raise AssertionError("a scorer gave up although nothing hangs")
 
 
-def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> ControllerContext:
+async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> ControllerContext:
     resumed = job.resumed
     state = resumed.state if resumed else {}
     facts = JobFacts(
@@ -755,7 +747,10 @@ def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Controlle
         "balance": job.balance,
         **({"placement": job.placement} if job.placement else {}),
     }
-    return make_context(None, facts, factories, network.view(f"controller.{shard}"))
+    view = network.view(f"controller.{shard}")
+    service = LastingService(f"controller.{shard}")
+    await view.serve(service.name, service)
+    return make_context(None, facts, factories, view, service)
 
 
 def _config(job: SimulatedJob) -> SyncConfig:

@@ -444,9 +444,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             Round(step=3, number=0, purpose="train", least=3),
             "rollout.1",
         ),
-        "weights that are gone": lambda w: _raise_at(
-            "rollout.1", weights_gone(3, "the trainer", 4)
-        ),
+        "weights that are gone": lambda w: _raise_at("rollout.1", weights_gone(3, 4)),
         "newer weights in a run that repeats": lambda w: check_repeats(
             [Header(ordinal=12, sample=3, row=7, seed=0, versions=(4, 4), stamp=1, replica=1)],
             Round(step=3, number=0, purpose="train", least=3),

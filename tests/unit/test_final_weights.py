@@ -20,6 +20,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.runtime import final_weights
 from gcore_core.runtime.messages import PLACE_WEIGHTS, SAVE_PRETRAINED, UNSAVED_WEIGHTS
 from gcore_core.runtime.rpc.retry import RetryPolicy
+from gcore_core.runtime.rpc.service import Service
 
 
 def write(directory: Path, text: str) -> None:
@@ -145,6 +146,7 @@ def publisher(ranks: list[Rank], teller: Teller, stopping: asyncio.Event) -> Any
         trained={"critic": [ranks[2:]], "policy": [ranks[:2]]},
         workers_of=lambda role: ranks[2:] if role == "critic" else ranks[:2],
         supervisor=teller,
+        service=Service("controller.0"),
         facts=SimpleNamespace(output="/run/weights"),
     )
     placement: Any = SimpleNamespace()

@@ -23,7 +23,7 @@ TWO_LEASES = [Lease(0, 0, 0, (0, 1)), Lease(1, 1, 0, (0, 1))]
 
 async def shell_of(directory: Path) -> GeneratorShell:
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
-    return await shell_around(generator, directory, trainers=["policy.0"])
+    return await shell_around(generator, directory, follows=True)
 
 
 async def drawn(shell: GeneratorShell) -> list[tuple[int, int]]:

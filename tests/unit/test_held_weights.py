@@ -30,7 +30,7 @@ async def now(call: Any, *arguments: Any) -> Any:
 async def held_after(backend: Holds, pushes: range) -> HeldReply:
     assert isinstance(backend, Fingerprints)
     follower = WeightsFollower(
-        cast(Any, backend), cast(Any, now), cast(Any, None), asyncio.Lock(), []
+        cast(Any, backend), cast(Any, now), cast(Any, None), asyncio.Lock(), False
     )
     for version in pushes:
         follower._remember(version, {"a": version, "b": version, "c": 0 if version else -5})

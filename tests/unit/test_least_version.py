@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import WeightsGone
+from gcore_core.contract.errors import WeightsBehind, WeightsGone
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest, Nothing, SleepRequest
 from gcore_core.runtime.rpc.service import Call
@@ -18,57 +18,45 @@ from tests.support.generator_shells import shell_around
 HELD = 4  # version of the weights that the generator holds
 
 
-async def shell_of(directory: Path, restored: list[int]) -> GeneratorShell:
-    """It writes down which versions it asks the trainers for."""
+async def shell_of(directory: Path) -> GeneratorShell:
     generator = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
     generator.version = HELD
-    shell = await shell_around(generator, directory, trainers=["policy.0"])
-
-    async def restore(version: int, progress: object, *, exact: bool) -> None:
-        restored.append(version)
-        generator.version = version
-
-    shell._weights.restore = restore  # type: ignore[method-assign]
-    return shell
+    return await shell_around(generator, directory, follows=True)
 
 
-@pytest.mark.parametrize(
-    ("least", "wanted"),
-    [(HELD - 1, []), (HELD, []), (HELD + 1, [HELD + 1])],
-)
-async def test_a_generator_takes_newer_weights_only_below_the_least_version(
-    least: int, wanted: list[int], tmp_path: Path
-) -> None:
-    """A step ahead of the weights is drawn with those that there are."""
-    restored: list[int] = []
-    shell = await shell_of(tmp_path, restored)
+async def drawn_with(shell: GeneratorShell, least: int) -> list[tuple[int, int]]:
+    """The versions of two samples."""
     leases = [Lease(0, 0, 0, (0, 1))]
     request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=least)
     headers: list[Header] = []
     async for part in shell.generate(request, Call(lambda: None)):
         headers += part
-    assert restored == wanted
-    version = max(least, HELD)
-    assert [header.versions for header in headers] == [(version, version)] * 2
+    return [header.versions for header in headers]
 
 
-async def test_a_generator_that_slept_through_a_push_takes_the_weights_before_it_draws(
+@pytest.mark.parametrize("least", [HELD - 1, HELD])
+async def test_a_step_ahead_of_the_weights_is_drawn_with_those_that_there_are(
+    least: int, tmp_path: Path
+) -> None:
+    assert await drawn_with(await shell_of(tmp_path), least) == [(HELD, HELD)] * 2
+
+
+async def test_a_generator_below_the_least_version_draws_nothing_before_a_push(
     tmp_path: Path,
 ) -> None:
-    restored: list[int] = []
-    shell = await shell_of(tmp_path, restored)
+    """As one that slept through a push, or was started again."""
+    shell = await shell_of(tmp_path)
     await shell.sleep(SleepRequest(), Call(lambda: None))
     await shell.wake(Nothing(), Call(lambda: None))
-    leases = [Lease(0, 0, 0, (0,))]
-    request = GenerateRequest(HELD + 1, 0, 0, TRAIN, leases, least=HELD + 1)
-    parts = [part async for part in shell.generate(request, Call(lambda: None))]
-    assert restored == [HELD + 1]
-    assert [header.versions for header in parts[0]] == [(HELD + 1, HELD + 1)]
+    with pytest.raises(WeightsBehind, match=f"version {HELD + 1}, .* holds {HELD}"):
+        await drawn_with(shell, HELD + 1)
+    shell._backend.version = HELD + 1  # type: ignore[misc]
+    assert await drawn_with(shell, HELD + 1) == [(HELD + 1, HELD + 1)] * 2
 
 
 async def test_a_run_that_repeats_draws_no_sample_under_newer_weights(tmp_path: Path) -> None:
     """What was drawn under the right ones is still given to who asks again."""
-    shell = await shell_of(tmp_path, [])
+    shell = await shell_of(tmp_path)
 
     async def drawn(sample: int, least: int) -> tuple[int, int]:
         leases = [Lease(0, 0, 0, (sample,))]
@@ -91,7 +79,7 @@ async def test_a_record_requested_by_a_later_step_is_sampled_again(
     """Also while the earlier step's records are still held, because others of them are carried: an
     evaluation asks for the same ordinals again at each version.
     """
-    shell = await shell_of(tmp_path, [])
+    shell = await shell_of(tmp_path)
 
     async def version_drawn(step: int) -> tuple[int, int]:
         request = GenerateRequest(step, 0, 0, purpose, [Lease(ordinal, 0, 0, (0,))], least=HELD)

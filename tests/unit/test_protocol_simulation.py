@@ -97,7 +97,7 @@ def test_simulated_faults_lose_every_kind_of_message(lost: Counter[tuple[str, st
             "step_end",
         ],
         "rollout": ["push.plan", "push.bucket", "slab", "release"],
-        "policy": ["prepare", "train", "push.reserve", "push.follow"],
+        "policy": ["prepare", "train", "push.begin", "push.exported"],
     }
     asked["controller"] += [
         "agree.sum",
@@ -115,8 +115,7 @@ def test_simulated_faults_lose_every_kind_of_message(lost: Counter[tuple[str, st
             "prepare",
             "train",
             "push.begin",
-            "push.reserve",
-            "push.follow",
+            "push.exported",
             "push.plan",
             "push.bucket",
         ],

@@ -38,13 +38,11 @@ from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
     PUSH_BEGIN,
     PUSH_BUCKET,
-    PUSH_FOLLOW,
+    PUSH_EXPORTED,
     PUSH_PLAN,
     PUSH_PULL,
-    PUSH_RESERVE,
     BeginPush,
     BucketRequest,
-    FollowPush,
     MirrorRequest,
     PullWeights,
     PushConfirmed,
@@ -213,7 +211,7 @@ class Site:
     """
 
     def __init__(
-        self, directory: Path, compute: Compute | None = None, transport: str = "shm"
+        self, directory: Path, compute: Compute | None = None, transport: str = "shm", rank: int = 0
     ) -> None:
         self.trainer = Trainer() if transport == "shm" else DeviceTrainer()
         self.directory, self.transport = directory, transport
@@ -224,7 +222,7 @@ class Site:
             StoreReader(directory, "node0", b""),
             compute or DirectCompute(),
             directory / "push",
-            0,
+            rank,
         )
         self.service = Service("policy.0")
         self.shell.register(self.service, Relay(self.view, self.service, shards=1))
@@ -708,38 +706,15 @@ def test_no_receiver_reads_a_bucket_while_it_is_written(tmp_path: Path) -> None:
 
 
 async def test_the_other_ranks_take_part_in_one_export_per_push(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+    site = Site(tmp_path, rank=1)
     site.trainer.version = 1
     await site.view.serve("policy.0", site.service)
     peer = site.view.peer("policy.0")
-    for number, begins in ((1, True), (1, False), (2, True)):  # one is asked again
+    for attempt, begins in ((1, True), (1, False), (2, True)):  # one is asked again
         site.trainer.exported = []
-        assert (await peer.call(PUSH_RESERVE, FollowPush(1, number))).waits == begins
-        await peer.call(PUSH_FOLLOW, FollowPush(1, number))
+        await peer.call(PUSH_BEGIN, BeginPush(1, 96, 1, attempt))
+        await peer.call(PUSH_EXPORTED, BeginPush(1, 96, 1, attempt))
         assert (site.trainer.exported, site.trainer.running) == (NAMES if begins else [], 0)
-
-
-def test_a_generators_own_push_waits_until_that_of_the_lead_is_over(tmp_path: Path) -> None:
-    """Else the two end each other again and again, and the lead gives up first."""
-
-    async def push() -> None:
-        site = Site(tmp_path)
-        receivers = [Receiver(), Receiver(), Receiver()]
-        await site.begin(1, receivers=2, bucket_bytes=1)
-        own = BeginPush(1, 96, 1, 100, waits=True)
-        peer = site.view.peer("policy.0")
-        begun = asyncio.ensure_future(peer.call(PUSH_BEGIN, own))
-        await asyncio.sleep(10)
-        assert not begun.done()
-        await asyncio.gather(*(site.pull(receivers[i], 1, i) for i in range(2)))
-        await begun
-        await site.pull(receivers[2], 1, 0, attempt=100)
-        for receiver in receivers:
-            assert_holds(receiver, 1)
-        await site.begin(1, receivers=1, attempt=1)  # the lead's waits for nobody
-        await site.pull(Receiver(), 1, 0, attempt=1)
-
-    run_virtual(push())
 
 
 # -- other ways than shared memory -----------------------------------------------------------------
@@ -819,6 +794,7 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
     context = SimpleNamespace(
         trainers=[Peer()],
         supervisor=Peer(),
+        service=Service("controller.0"),
         annotators={},
         facts=SimpleNamespace(run=Run(), trained={}, shards=1),
     )

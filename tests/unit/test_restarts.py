@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gcore_core.contract.deadlines import Wait
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, StreamEndpoint
 from gcore_core.run.restarts import RESTARTS_IN_VAIN, Restarts
@@ -70,6 +71,7 @@ def test_of_one_that_hangs_the_waiting_caller_is_named_and_no_stack_is_shown() -
 
 DOUBLE = Endpoint("double", int, int)
 COUNT = StreamEndpoint("count", int, int)
+PUSH = Endpoint("push", int, int, Wait.SOON)
 
 
 async def double(request: int, call: Call) -> int:
@@ -91,6 +93,7 @@ async def count(request: int, call: Call) -> AsyncGenerator[int, None]:
         (ALIVE.name, None, False),
         (DOUBLE.name, -1, False),
         (DOUBLE.name, 1, True),
+        (PUSH.name, 1, False),  # which comes before the request that kills each process
         (COUNT.name, 1, True),  # an item was sent, so the next process has less to do
         (COUNT.name, 0, True),
     ],
@@ -101,6 +104,7 @@ async def test_a_process_has_answered_when_a_caller_got_something(
     service = Service("rollout.0")
     service.add(DOUBLE, double)
     service.add(COUNT, count)
+    service.add(PUSH, double)
 
     async def emit(item: bytes) -> None: ...
 

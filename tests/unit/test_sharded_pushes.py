@@ -6,28 +6,35 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ContractError, WeightsGone
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.controllers.config import SyncConfig
+from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
+    CATCH_UP,
     PUSH_BEGIN,
     PUSH_BUCKET,
+    PUSH_PULL,
     BeginPush,
     BucketRequest,
-    FollowPush,
+    CatchUp,
     PrepareRequest,
+    PullWeights,
+    PushConfirmed,
     TrainRequest,
 )
 from gcore_core.runtime.process.compute import ThreadCompute
 from gcore_core.runtime.push import exhaust
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.in_process import InlineNetwork
+from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
@@ -85,11 +92,23 @@ class NoRecords:
         return []
 
 
-class Site:
-    """A trainer of several ranks, and generators that were started after its last push."""
+class Slow:
+    """Weather in which rank 1 hears late of a push."""
 
-    def __init__(self, directory: Path) -> None:
-        self.network = InlineNetwork()
+    async def travel(self, source: str, target: str, method: str) -> int:
+        if (method, target) == ("push.begin", "policy.1"):
+            await asyncio.sleep(0.05)
+        return 1
+
+
+class Site:
+    """A trainer of several ranks, a lead, and generators that were started after its last push.
+
+    publishing: the lead's.
+    """
+
+    def __init__(self, directory: Path, weather: Weather | None = None) -> None:
+        self.network = InlineNetwork(weather)
         meeting = Meeting()
         self.trainers = [Sharded(rank, meeting) for rank in range(RANKS)]
         self.shells: list[TrainerShell] = []
@@ -109,27 +128,43 @@ class Site:
             shell.register(service, Relay(view, service, shards=1))
             self.network.services[name] = service
             self.shells.append(shell)
+        lead = self.network.view("controller.0")
+        service = Service("controller.0")
+        self.network.services["controller.0"] = service
+        context = SimpleNamespace(
+            trainers=[lead.peer(f"policy.{rank}") for rank in range(RANKS)],
+            replicas=[lead.peer(f"rollout.{number}") for number in range(4)],
+            service=service,
+            trainers_turn=asyncio.Semaphore(1),
+            facts=SimpleNamespace(resting_trainers=False),
+        )
+        config = SyncConfig(push_bucket_bytes=1)  # one tensor a bucket
+        self.publishing = Publishing(context, config, SimpleNamespace())  # type: ignore[arg-type]
+        self.publishing.version = 0
 
-    def generator(self, number: int) -> tuple[fake.FakeGenerator, WeightsFollower]:
-        """Returns the generator of a new process, which has the weights of no version."""
+    async def new_generator(self, number: int) -> fake.FakeGenerator:
+        """Has a new process told to the lead; returns its backend, which had no weights before."""
         backend = fake.FakeGenerator(fake.FakeGeneratorConfig(), WorkerContext(role="rollout"))
         backend.version = -1
-        follower = WeightsFollower(
-            backend,
-            ThreadCompute(),
-            self.network.view(f"rollout.{number}"),
-            asyncio.Lock(),
-            [f"policy.{rank}" for rank in range(RANKS)],
-            number,
-        )
-        return backend, follower
+        name = f"rollout.{number}"
+        view = self.network.view(name)
+        follower = WeightsFollower(backend, ThreadCompute(), view, asyncio.Lock(), True)
 
-    async def lose_a_generator(self, *, after_buckets: int, attempt: int = 9) -> None:
-        """A generator begins a push, takes some buckets and is never heard of again."""
-        policy = self.network.view("rollout.9").peer("policy.0")
+        async def pull(request: PullWeights, call: Call) -> PushConfirmed:
+            return await follower.pull(request, call.progress)
+
+        service = Service(name)
+        service.add(PUSH_PULL, pull)
+        self.network.services[name] = service
+        shard = self.network.view("controller.1").peer("controller.0")
+        await asyncio.wait_for(shard.call(CATCH_UP, CatchUp(name)), LATE_S)
+        return backend
+
+    async def lose_a_generator(self, *, after_buckets: int, attempt: int = 90) -> None:
+        """The lead begins a push; a generator takes some buckets and is never heard of again."""
+        policy = self.network.view("controller.0").peer("policy.0")
         # one tensor a bucket
-        begun = BeginPush(self.trainers[0].version, 1, 1, attempt, waits=True)
-        await policy.call(PUSH_BEGIN, begun)
+        await policy.call(PUSH_BEGIN, BeginPush(self.trainers[0].version, 1, 1, attempt))
         for index in range(after_buckets):
             request = BucketRequest(self.trainers[0].version, 0, index, attempt)
             await policy.call(PUSH_BUCKET, request)
@@ -143,30 +178,12 @@ class Site:
         await asyncio.gather(*(s.train([TrainRequest(step, [], 1, 1)], call) for s in self.shells))
 
 
-async def test_a_generator_that_was_started_anew_gets_the_weights_of_several_ranks(
+async def test_a_generator_that_was_started_again_gets_the_weights_of_several_ranks(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
-    backend, follower = site.generator(1)
-    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
-    assert backend.version == 0
+    assert (await site.new_generator(1)).version == 0
     await site.take_step(0)
-
-
-async def test_after_an_update_a_new_generator_gets_newer_weights_unless_the_run_is_to_repeat(
-    tmp_path: Path,
-) -> None:
-    site = Site(tmp_path)
-    await asyncio.wait_for(site.take_step(0), LATE_S)
-    backend, follower = site.generator(1)
-    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
-    assert backend.version == 1
-    backend, follower = site.generator(2)
-    with pytest.raises(WeightsGone, match=r"need the weights of version 0, and the trainer holds"):
-        await asyncio.wait_for(follower.restore(0, lambda: None, exact=True), LATE_S)
-    assert backend.version == -1
-    await asyncio.wait_for(follower.restore(1, lambda: None, exact=True), LATE_S)
-    assert backend.version == 1
 
 
 async def test_a_new_generator_gets_the_weights_that_the_trainer_holds_however_far_it_has_gone_on(
@@ -176,9 +193,8 @@ async def test_a_new_generator_gets_the_weights_that_the_trainer_holds_however_f
     site = Site(tmp_path)
     for step in range(3):
         await asyncio.wait_for(site.take_step(step), LATE_S)
-    backend, follower = site.generator(1)
-    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
-    assert backend.version == 3
+    site.publishing.version = 3
+    assert (await site.new_generator(1)).version == 3
 
 
 @pytest.mark.parametrize("after_buckets", [0, 1, 2])
@@ -187,49 +203,39 @@ async def test_the_next_generator_gets_weights_when_one_is_lost_in_its_push(
 ) -> None:
     site = Site(tmp_path)
     for number in range(1, 4):
-        await site.lose_a_generator(after_buckets=after_buckets, attempt=number)
-        backend, follower = site.generator(number)
-        await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
-        assert backend.version == 0
+        await site.lose_a_generator(after_buckets=after_buckets, attempt=90 + number)
+        assert (await site.new_generator(number)).version == 0
     await site.take_step(0)
 
 
+@pytest.mark.parametrize("weather", [None, Slow()])
 @pytest.mark.parametrize("after_buckets", [0, 1, 2])
 async def test_a_step_is_trained_on_when_a_generator_is_lost_in_its_push(
-    after_buckets: int, tmp_path: Path
+    after_buckets: int, weather: Weather | None, tmp_path: Path
 ) -> None:
-    """Other generators have drawn its records meanwhile, so nobody begins another push."""
-    site = Site(tmp_path)
+    """Other generators have drawn its records meanwhile, so nobody begins another push. All ranks
+    export before they prepare, also one that hears late of the push.
+    """
+    site = Site(tmp_path, weather)
     await site.lose_a_generator(after_buckets=after_buckets)
     await asyncio.wait_for(site.take_step(0), LATE_S)
     assert [trainer.version for trainer in site.trainers] == [1, 1]
 
 
-async def test_a_push_waits_with_no_turn_for_a_rank_that_trains(tmp_path: Path) -> None:
-    """Rank 1 got the step's request first: it trains, and waits there for rank 0."""
-    site = Site(tmp_path)
-    call = Call(lambda: None)
-    await asyncio.gather(*(s.prepare([PrepareRequest(0, [], [])], call) for s in site.shells))
-    training = asyncio.ensure_future(site.shells[1].train([TrainRequest(0, [], 1, 1)], call))
-    await asyncio.sleep(0)
-    push = asyncio.ensure_future(site.shells[0].begin_push(BeginPush(0, 1, 1, attempt=9), call))
-    await asyncio.sleep(0)
-    await asyncio.wait_for(site.shells[0].train([TrainRequest(0, [], 1, 1)], call), LATE_S)
-    await training
-    with pytest.raises(ContractError, match="asked to push version 0, the trainer holds 1"):
-        await push
-
-
 async def test_the_receivers_get_the_error_of_a_rank_that_cannot_export(tmp_path: Path) -> None:
     site = Site(tmp_path)
+    asked = threading.Event()
 
     def broken() -> Iterator[Any]:
+        asked.wait(LATE_S)
         raise ContractError("this rank has lost its device", where="policy.1")
 
     site.trainers[1].export_weights = broken  # type: ignore[method-assign]
     policy = site.network.view("rollout.9").peer("policy.0")
     await policy.call(PUSH_BEGIN, BeginPush(0, 1, 1))
     waiting = asyncio.ensure_future(policy.call(PUSH_BUCKET, BucketRequest(0, 0, 0)))
+    await asyncio.sleep(0.05)
+    asked.set()
     with pytest.raises(ContractError, match="this rank has lost its device"):
         await waiting
     # Rank 0 waits for it in a collective; here it gets out of that.
@@ -237,38 +243,12 @@ async def test_the_receivers_get_the_error_of_a_rank_that_cannot_export(tmp_path
     await asyncio.to_thread(exhaust, site.trainers[1].export_weights())
 
 
-async def test_a_push_that_is_followed_keeps_its_turn_when_it_is_freed_late(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when the rank that gave it up is slower to say so than this one is to begin."""
-    site = Site(tmp_path)
-    shell = site.shells[1]
-    began, may_end = asyncio.Event(), asyncio.Event()
-
-    async def compute(work: Any, *args: Any) -> None:
-        began.set()
-        await may_end.wait()
-
-    monkeypatch.setattr(shell, "_compute", compute)
-    call = Call(lambda: None)
-    assert (await shell.reserve(FollowPush(0, 1), call)).waits
-    following = asyncio.ensure_future(shell.follow(FollowPush(0, 1), call))
-    await began.wait()
-    await shell.free(FollowPush(0, 1), call)
-    assert not (await shell.reserve(FollowPush(0, 2), call)).waits, "its turn is taken"
-    may_end.set()
-    await following
-    assert (await shell.reserve(FollowPush(0, 3), call)).waits
-
-
-@pytest.mark.parametrize("late", ["reserve", "free", "follow"])
+@pytest.mark.parametrize("late", ["begin_push", "exported"])
 async def test_a_message_of_an_earlier_push_that_comes_late_changes_nothing(
     late: str, tmp_path: Path
 ) -> None:
     site = Site(tmp_path)
-    backend, follower = site.generator(1)
-    await asyncio.wait_for(follower.restore(0, lambda: None), LATE_S)
-    assert backend.version == 0
+    assert (await site.new_generator(1)).version == 0
     call = Call(lambda: None)
-    await getattr(site.shells[1], late)(FollowPush(0, 1), call)
+    await getattr(site.shells[1], late)(BeginPush(0, 1, 1), call)
     await asyncio.wait_for(site.take_step(0), LATE_S)

@@ -79,38 +79,6 @@ async def test_busy_time_reported_by_a_backend_is_used_and_is_no_metric(
     assert "busy_s" not in reply.metrics and "loss" in reply.metrics
 
 
-async def test_no_push_begins_while_another_is_closed_for_an_update(tmp_path: Path) -> None:
-    """Else the new weights would go out under the version of the old ones."""
-    trainer = fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
-    shell = TrainerShell(trainer, NoRecords(), late, tmp_path / "push", 0)  # type: ignore[arg-type]
-    await shell.prepare([PrepareRequest(0, [], [])], None)  # type: ignore[arg-type]
-    await shell.begin_push(BeginPush(0, 1 << 20, 1, 0), None)  # type: ignore[arg-type]
-    update = shell.train([TrainRequest(0, [], 1, 1)], None)  # type: ignore[arg-type]
-    training = asyncio.ensure_future(update)
-    while shell._push is not None:
-        await asyncio.sleep(0)
-    with pytest.raises(ContractError, match="asked to push version 0, the trainer holds 1"):
-        await shell.begin_push(BeginPush(0, 1 << 20, 1, 1), None)  # type: ignore[arg-type]
-    await training
-
-
-async def test_a_generators_own_push_takes_no_more_memory_than_the_runs(tmp_path: Path) -> None:
-    """``controller.config.push_bucket_bytes`` may be small, as shared memory is."""
-    trainer = fake.FakeTrainer(fake.FakeTrainerConfig(), WorkerContext(role="policy"))
-    shell = TrainerShell(trainer, NoRecords(), late, tmp_path / "push", 0)  # type: ignore[arg-type]
-    sizes = []
-    for request in (
-        BeginPush(0, 1 << 28, 1, 0, waits=True),  # the run has pushed nothing yet
-        BeginPush(0, 8, 1, 1),
-        BeginPush(0, 1 << 28, 1, 2, waits=True),
-    ):
-        await shell.begin_push(request, None)  # type: ignore[arg-type]
-        assert shell._push is not None
-        sizes.append(shell._push._memory_nbytes)
-        await shell._close_push()
-    assert sizes[0] > sizes[1] == sizes[2]
-
-
 class Saving(fake.FakeTrainer):
     """Counts how often its weights are exported."""
 

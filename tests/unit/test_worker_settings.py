@@ -49,7 +49,7 @@ FACTS = JobFacts(
 )
 TOLD: dict[str, AnySettings] = {
     "trainer": TrainerSettings(run=RUN, shards=2, context=CONTEXT, resume="/saved"),
-    "generator": GeneratorSettings(run=RUN, context=CONTEXT, trainers=["policy.0"]),
+    "generator": GeneratorSettings(run=RUN, context=CONTEXT, follows=True),
     "scorer": ScorerSettings(run=RUN, rewards={"exact": Reward(timeout_s=2.0)}),
     "controller": FACTS,
 }

@@ -8,15 +8,21 @@ from collections import deque
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from gcore_core.contract.errors import DeadlineExceeded, WeightMismatch, WeightsGone, WorkerDied
+from gcore_core.contract.errors import (
+    DeadlineExceeded,
+    WeightMismatch,
+    WeightsBehind,
+    WeightsGone,
+    WorkerDied,
+)
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
 from gcore_core.contract.records import UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.controllers.window.scoring import Scoring
-from gcore_core.runtime.messages import GENERATE, GenerateRequest
-from gcore_core.runtime.rpc.retry import PATIENT
+from gcore_core.runtime.messages import CATCH_UP, GENERATE, CatchUp, GenerateRequest
+from gcore_core.runtime.rpc.retry import PATIENT, insist
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +95,10 @@ class Lanes:
     async def _work_off(self, lane: _Lane) -> None:
         """Works off one lane: gives the replica one part after the other.
 
-        What the replica does not finish goes back into the queue. Another replica stands in for it
-        where it was started anew, and nobody has the weights for it under which the round is to be
-        drawn.
+        What the replica does not finish goes back into the queue; another lane may take it
+        meanwhile. A replica that is behind gets its weights from the lead, then its next part.
+        Another one stands in for it where it was started anew, and nobody has the weights for it
+        under which the round is to be drawn.
 
         Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
         DeadlineExceeded when a replica is lost ``PATIENT.tries`` times.
@@ -110,7 +117,7 @@ class Lanes:
                 if not self._holding(lane.replicas, newer):
                     raise
                 waiting.append(self._ledger.lost(leases))
-            except (WorkerDied, DeadlineExceeded):
+            except (WorkerDied, DeadlineExceeded, WeightsBehind) as error:
                 unfinished = self._ledger.lost(leases)
                 # An empty part is sent again, too: other shards' parts of the round wait for it.
                 if unfinished or not leases:
@@ -118,9 +125,10 @@ class Lanes:
                 lost += 1
                 if lost == PATIENT.tries:
                     raise
-                await asyncio.sleep(
-                    PATIENT.pause_s(lost)
-                )  # another lane may take the part meanwhile
+                if isinstance(error, WeightsBehind):
+                    await insist(self._context.lead, CATCH_UP, CatchUp(replica.name))
+                else:
+                    await asyncio.sleep(PATIENT.pause_s(lost))
 
     def _replica_of(self, lane: _Lane, newer: Set[str]) -> Peer:
         """Returns the lane's replica, or the one that stands in for it.

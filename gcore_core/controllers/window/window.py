@@ -251,15 +251,16 @@ class Window:
     async def _produce_step(self) -> Taken:
         """Produces until the step that is wanted has its groups."""
         self._begin_rollout()
-        try:
-            while (membership := self._schedule.take()) is None:
-                self._begin_groups()
-                await self._rest()
-                await self._look()
-        finally:
-            for draw in self._draws:
-                draw.cancel()
-            self._draws.clear()
+        async with self._context.trainers_free():
+            try:
+                while (membership := self._schedule.take()) is None:
+                    self._begin_groups()
+                    await self._rest()
+                    await self._look()
+            finally:
+                for draw in self._draws:
+                    draw.cancel()
+                self._draws.clear()
         return self._close_step(membership)
 
     async def _await_step(self) -> Taken | None:
@@ -428,7 +429,8 @@ class Window:
             return
         waiting = asyncio.ensure_future(ready.wait())
         try:
-            await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            async with self._context.trainers_free():
+                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 self._task.result()
         finally:

@@ -152,7 +152,7 @@ class Worker:
         """Runs a controller's program to its end."""
         factories = self._spec.factories
         # Built by name: the runtime may not import the controllers, and no other worker loads them.
-        context = build(factories["context"], facts, factories, self._network)
+        context = build(factories["context"], facts, factories, self._network, self._service)
 
         async def stop(request: Nothing, call: Call) -> Nothing:
             context.stopping.set()

@@ -74,7 +74,8 @@ class Service:
     Requests are decoded against their type before the handler sees them, so a malformed one is
     refused with its path. Every service answers ``ALIVE``.
 
-    answered: set when a request other than ``ALIVE`` was answered, or an item of a stream was sent.
+    answered: set when a request was answered, or an item of a stream was sent. A sign of life and a
+        push (``Wait.SOON``) do not count: what kills a process may come after them.
     deadlines: those of its callers, which say how often a request must show progress; None: it does
         so every ``PROGRESS_S``.
     """
@@ -83,9 +84,10 @@ class Service:
         self.name = name
         self.answered = asyncio.Event()
         self._deadlines = deadlines
-        # endpoint -> its decoder, its handler, seconds between two signs of progress
+        # endpoint -> its decoder, its handler, seconds between two signs of progress, whether it
+        # counts as answered
         self._handlers: dict[
-            str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any], float]
+            str, tuple[msgspec.msgpack.Decoder[Any], Callable[[Any, Call], Any], float, bool]
         ] = {}
         self._running: set[Call] = set()
         # From the first request on it is the event loop's clock, which is virtual in a simulation.
@@ -109,7 +111,8 @@ class Service:
         every_s = PROGRESS_S
         if self._deadlines is not None and endpoint.wait is Wait.WORK:
             every_s = max(PROGRESS_S, PROGRESS_SHARE * self._deadlines.seconds(Wait.WORK))
-        self._handlers[endpoint.name] = endpoint.request_decoder, handler, every_s
+        counts = endpoint.wait is not Wait.SOON
+        self._handlers[endpoint.name] = endpoint.request_decoder, handler, every_s, counts
 
     def progress(self) -> None:
         """Extends the deadline of every running request.
@@ -132,7 +135,7 @@ class Service:
         if method == ALIVE.name:
             return encode(None)
         try:
-            decoder, handler, call.every_s = self._handlers[method]
+            decoder, handler, call.every_s, counts = self._handlers[method]
         except KeyError:
             raise ContractError(f"no method {method!r}", where=self.name) from None
         request = decoded(decoder, body, f"request {method!r}", self.name)
@@ -142,7 +145,8 @@ class Service:
             outcome = handler(request, call)
             if not inspect.isasyncgen(outcome):
                 reply = encode(await outcome)
-                self.answered.set()
+                if counts:
+                    self.answered.set()
                 return reply
             async with contextlib.aclosing(outcome):
                 async for item in outcome:

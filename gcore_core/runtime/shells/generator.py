@@ -102,7 +102,6 @@ class GeneratorShell:
     """Serves one replica's endpoints around its backend.
 
     restarted: its process takes the place of one that ended.
-    process: a number that no other process of a generator has; drawn where none is given.
     setting: what the configuration says of the dtype that the backend holds, for errors.
     replica: its number among the replicas of its role.
     sampling: makes the prompts of records that are made from earlier ones; None where none are.
@@ -119,7 +118,6 @@ class GeneratorShell:
         settings: GeneratorSettings,
         *,
         restarted: bool = False,
-        process: int = 0,
         setting: DtypeSetting = UNTOLD_DTYPE,
         replica: int = 0,
         sampling: SamplingProgram | None = None,
@@ -141,7 +139,7 @@ class GeneratorShell:
         self._engine = EngineDriver(backend, compute, settings.batch_s, self)
         lock = self._engine.lock
         self._weights = WeightsFollower(
-            backend, compute, network, lock, settings.trainers, process, setting, Here(*store.place)
+            backend, compute, network, lock, settings.follows, setting, Here(*store.place)
         )
 
     def register(self, service: Service) -> None:
@@ -163,8 +161,9 @@ class GeneratorShell:
     ) -> AsyncGenerator[list[Header], None]:
         """Streams headers as records finish.
 
-        Asking again for a sample gives the record that it already made. Raises WeightsGone where
-        samples are asked of a version that is no longer to be had.
+        Asking again for a sample gives the record that it already made. Raises WeightsBehind where
+        it first needs a push, and WeightsGone where samples are asked of a version that is no
+        longer to be had.
         """
         if request.step < self._records.over:
             if not request.leases:
@@ -173,8 +172,8 @@ class GeneratorShell:
                 f"step {request.step} is over, its records are gone", where="generate"
             )
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
-        if request.leases and self._weights.is_behind(request.least):
-            await self._weights.restore(request.least, self._progress, exact=request.exact)
+        if request.leases:
+            self._weights.check_is_not_behind(request.least)
         if request.exact and not self._records.has_all(keys, request.step):
             self._weights.check_is_at(request.least)
         with self._records.listen(keys, request.step, call) as listener:
@@ -253,7 +252,7 @@ class GeneratorShell:
                     await self._compute(self._backend.abort, keys)
         await self._engine.idle()
         self._records.release(request.release_before)
-        async with self._weights.restoring, self._engine.lock:
+        async with self._engine.lock:
             await self._compute(cast(Sleeps, self._backend).sleep)
             # Before the reply, upon which others take the memory.
             self._note.leave()

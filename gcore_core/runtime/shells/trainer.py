@@ -6,14 +6,12 @@ It gets the parts of all shards at once (see ``runtime.relay``) and calls the ba
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import msgspec
 import numpy as np
 
 from gcore_core.contract.annotator import Annotates
@@ -47,10 +45,8 @@ from gcore_core.runtime.messages import (
     PREPARE_RANKS,
     PUSH_BEGIN,
     PUSH_BUCKET,
-    PUSH_FOLLOW,
-    PUSH_FREE,
+    PUSH_EXPORTED,
     PUSH_PLAN,
-    PUSH_RESERVE,
     RELEASE_STEPS,
     SAVE_PRETRAINED,
     SAVE_STATE,
@@ -65,13 +61,11 @@ from gcore_core.runtime.messages import (
     CanaryRequest,
     DiagnoseRequest,
     EvaluateRequest,
-    FollowPush,
     Nothing,
     PlaceWeights,
     PlanRequest,
     PrepareRequest,
     ReleaseSteps,
-    Reserved,
     SavedState,
     SaveState,
     SaveWeights,
@@ -86,7 +80,7 @@ from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import PushMemory, PushSource, exhaust, exported, sends_adapter
 from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import PATIENT, insist, shown
+from gcore_core.runtime.rpc.retry import insist, shown
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.annotations import Annotations
 from gcore_core.runtime.shells.compared_records import ComparedRecords
@@ -117,10 +111,10 @@ class TrainerShell:
     adapters: all receivers of pushes take an adapter alone.
     tokens: gets the records that a sentinel compares; None where they are not written.
 
-    Ranks may meet in collectives, and then all must do the same in the same order. An export is one
-    such thing, and it is not over at once: rank 0 exports as receivers load. So whatever else may
-    need the other ranks has a turn (``_turn``), and a push that is open is closed first. A push
-    takes the turns of all ranks before it begins, or waits with none of them (``_open_push``).
+    Ranks may meet in collectives, and then all must do the same in the same order. The lead asks
+    all of them for one thing after the other, and a backend's calls run in the order of requests.
+    An export is not over at once: rank 0 exports as receivers load. So before it does what may need
+    the other ranks, it closes the push that is open; they do it behind their part of the export.
     """
 
     def __init__(
@@ -150,17 +144,11 @@ class TrainerShell:
         self._counts = (0, 0)  # of their actions: trained, masked
         self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
         self._push: PushSource | None = None  # the push that is open
-        self._push_bytes = 0  # memory for the buckets of the lead's latest push; 0: there was none
         self._followers = followers
         self._adapters = adapters
         self._tokens = tokens
-        self._meets = rank > 0 or bool(followers)  # whether there are other ranks
-        self._turns = asyncio.Lock()  # work that may need the other ranks runs, or a push begins
-        self._takers = 0  # how many have the turn or wait for it
-        self._reserved = 0  # number of the push for which this rank's turn is kept; 0: none
-        self._followed = 0  # number of the latest push whose export this rank has begun
-        self._number = 0  # the latest one: in rank 0 given out, in another rank seen
-        self._following: list[asyncio.Task[Nothing]] = []  # of the open push, by rank
+        self._following: list[asyncio.Task[None]] = []  # of the open push, by rank
+        self._export: asyncio.Task[None] | None = None  # but in rank 0: of the latest push
         # The step that was saved last, and the hash of its weights.
         self._hashing: tuple[int, asyncio.Future[str]] | None = None
         self._urgent = False  # whether this process may be ended within seconds
@@ -179,9 +167,7 @@ class TrainerShell:
         service.add(SHOW_COMPARED, self.show_compared)
         service.add(CANARIES, self.canaries)
         service.add(PUSH_BEGIN, self.begin_push)
-        service.add(PUSH_RESERVE, self.reserve)
-        service.add(PUSH_FOLLOW, self.follow)
-        service.add(PUSH_FREE, self.free)
+        service.add(PUSH_EXPORTED, self.exported)
         service.add(PUSH_PLAN, self.plan)
         service.add(PUSH_BUCKET, self.bucket)
         service.add(SAVE_PRETRAINED, self.save_pretrained)
@@ -303,12 +289,9 @@ class TrainerShell:
         """
 
         async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
-            # A generator that was started anew may be taking weights, where generation runs ahead.
-            # It must not get some tensors of before the update and some of after it, nor those of
-            # after it under the old version. So no push begins from the close to the update's end.
-            async with self._turn():
-                await self._close_push()
-                return await self._compute(self._train, parts)
+            # Whoever still takes a push gets no tensors of after the update.
+            await self._close_push()
+            return await self._compute(self._train, parts)
 
         replies: _Replies = await self._once.join(("train", parts[0].step), 0, parts, act)
         return replies
@@ -404,9 +387,8 @@ class TrainerShell:
         """Ends a step that has nothing to train on."""
 
         async def act(_: list[SkipStep]) -> None:
-            async with self._turn():
-                await self._close_push()
-                await self._compute(self._backend.skip, request.step)
+            await self._close_push()
+            await self._compute(self._backend.skip, request.step)
 
         await self._once.join(("skip", request.step), 0, request, act)
         return Nothing()
@@ -416,32 +398,17 @@ class TrainerShell:
 
         A push that is open is given up first: it would wake the backend at once.
         """
-        async with self._turn():
-            await self._close_push()
-            return await self._rest.sleep()
-
-    # -- turns -------------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Waits for this rank's turn, and has it inside the block."""
-        self._takers += 1
-        try:
-            async with self._turns:
-                yield
-        finally:
-            self._takers -= 1
+        await self._close_push()
+        return await self._rest.sleep()
 
     async def _together(self, work: Callable[..., T], *args: Any) -> T:
         """Runs what may need the other ranks, such as collectives; a push that is open is given up.
 
         With one rank nobody is needed, and the push goes on.
         """
-        if not self._meets:
-            return await self._compute(work, *args)
-        async with self._turn():
+        if self._followers:
             await self._close_push()
-            return await self._compute(work, *args)
+        return await self._compute(work, *args)
 
     # -- pushes ------------------------------------------------------------------------------------
 
@@ -450,11 +417,6 @@ class TrainerShell:
 
         So it makes no difference when whoever asked is lost: all ranks export, or none does.
         """
-        self._check_version(request)
-        await self._once.join((request.version, request.attempt), 0, request, self._begin_push)
-        return Nothing()
-
-    def _check_version(self, request: BeginPush) -> None:
         if self._backend.version != request.version:
             raise ContractError(
                 (
@@ -462,136 +424,54 @@ class TrainerShell:
                     f"{self._backend.version}"
                 ),
                 where="push",
-                held=self._backend.version,
             )
+        await self._once.join((request.version, request.attempt), 0, request, self._begin_push)
+        return Nothing()
 
     async def _begin_push(self, requests: list[BeginPush]) -> None:
+        """Begins this rank's part of the export, before anything that it is asked later.
+
+        Rank 0 returns when all ranks have: what is asked of them next finds them in the same order.
+        """
         (request,) = requests
-        for attempt in range(PATIENT.tries):
-            if await self._open_push(request):
-                return
-            await asyncio.sleep(PATIENT.pause_s(attempt))
-        raise ContractError(
-            f"another rank was at work, or another push under way, whenever version "
-            f"{request.version} was to be pushed",
-            where="push",
+        adapter = self._adapters and sends_adapter(self._backend, request.transport)
+        if self._rank:
+            work = self._compute(lambda: exhaust(exported(self._backend, adapter)))
+            self._export = asyncio.ensure_future(work)
+            return
+        await self._close_push()
+        source = await self._compute(
+            PushSource,
+            self._backend,
+            self._memory,
+            self._compute,
+            request,
+            self._journal,
+            self._store.node,
+            adapter,
         )
+        await asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in self._followers))
+        self._push = source
+        self._following = [
+            asyncio.ensure_future(self._follow(rank, request, source)) for rank in self._followers
+        ]
 
-    async def _open_push(self, request: BeginPush) -> bool:
-        """Begins a push, unless another rank is at work; returns whether it has begun.
+    async def _follow(self, rank: Peer, request: BeginPush, source: PushSource) -> None:
+        """Waits until another rank's part of the export is over, which ends when this rank's does.
 
-        That rank's work may wait for this rank, which cannot take part in it while the push has its
-        turn. So a push never waits for another rank's turn while it has this one's: it gives that
-        back, and is tried again later.
-
-        A generator's own push does not begin while the lead's is under way. That one brings the
-        generator the same weights; and the two would end each other until the lead gives up.
+        Receivers get the error of a rank that cannot export.
         """
-        async with self._turn():
-            self._check_version(request)  # an update may have run since it was asked
-            if request.waits and self._push is not None and not self._push.gives_way:
-                return False
-            await self._close_push()
-            request = self._sized(request)
-            self._number += 1
-            adapter = self._adapters and sends_adapter(self._backend, request.transport)
-            push = FollowPush(request.version, self._number, adapter)
-            if not await self._reserve_all(push):
-                return False
-            try:
-                source = await self._compute(
-                    PushSource,
-                    self._backend,
-                    self._memory,
-                    self._compute,
-                    request,
-                    self._journal,
-                    self._store.node,
-                    adapter,
-                )
-            except BaseException:
-                await self._free_all(push)
-                raise
-            self._push = source
-            self._following = [
-                asyncio.ensure_future(self._have_followed(rank, push, source))
-                for rank in self._followers
-            ]
-            return True
-
-    def _sized(self, request: BeginPush) -> BeginPush:
-        """Returns a request for no more memory than the run's pushes take.
-
-        A generator's own knows nothing of that setting; the memory would stay as large.
-        """
-        if not request.waits:
-            self._push_bytes = request.bucket_bytes
-        nbytes = min(request.bucket_bytes, self._push_bytes or request.bucket_bytes)
-        return msgspec.structs.replace(request, bucket_bytes=nbytes)
-
-    async def _reserve_all(self, push: FollowPush) -> bool:
-        """Takes the turns of all other ranks; returns False, with none taken, where one is at
-        work.
-        """
-        ranks = self._followers
-        replies = await asyncio.gather(*(insist(rank, PUSH_RESERVE, push) for rank in ranks))
-        if all(reply.waits for reply in replies):
-            return True
-        await self._free_all(push)
-        return False
-
-    async def _free_all(self, push: FollowPush) -> None:
-        await asyncio.gather(*(insist(rank, PUSH_FREE, push) for rank in self._followers))
-
-    async def _have_followed(self, rank: Peer, push: FollowPush, source: PushSource) -> Nothing:
-        """Has another rank run through its export, which ends when this rank's does."""
         try:
-            return await insist(rank, PUSH_FOLLOW, push)
+            await insist(rank, PUSH_EXPORTED, request)
         except GcoreError as error:
             source.fail(error)
-            return Nothing()
 
-    async def reserve(self, request: FollowPush, call: Call) -> Reserved:
-        """Keeps this rank's turn for a push, if nobody has it or waits for it."""
-        if request.number == self._reserved:
-            return Reserved(True)  # it is asked again
-        if request.number <= self._number or self._takers:
-            return Reserved(False)
-        if self._backend.version != request.version:
-            return Reserved(False)
-        self._number = self._reserved = request.number
-        self._takers += 1
-        await self._turns.acquire()  # at once, since there are no takers
-        return Reserved(True)
-
-    async def follow(self, request: FollowPush, call: Call) -> Nothing:
-        """Runs through the export of a push for which this rank's turn is kept."""
-
-        async def act(_: list[None]) -> None:
-            if self._reserved != request.number:
-                return
-            self._followed = request.number
-            try:
-                await self._compute(lambda: exhaust(exported(self._backend, request.adapter)))
-            finally:
-                self._give_turn_back()
-
-        with shown(call.progress):  # how fast it goes is decided by those who pull
-            await self._once.join(("follow", request.number), 0, None, act)
+    async def exported(self, request: BeginPush, call: Call) -> Nothing:
+        """Returns when this rank's part of the export is over; raises what it raised."""
+        if self._export is not None:
+            with shown(call.progress):  # how fast it goes is decided by those who pull
+                await asyncio.shield(self._export)
         return Nothing()
-
-    async def free(self, request: FollowPush, call: Call) -> Nothing:
-        """Gives the turn back that was kept for a push, which does not begin now."""
-        self._number = max(self._number, request.number)  # its request may be late
-        # A push that this rank follows by now gives its turn back itself, at its end.
-        if self._reserved == request.number != self._followed:
-            self._give_turn_back()
-        return Nothing()
-
-    def _give_turn_back(self) -> None:
-        self._reserved = 0
-        self._takers -= 1
-        self._turns.release()
 
     async def _close_push(self) -> None:
         self._note_stamp()

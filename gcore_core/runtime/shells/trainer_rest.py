@@ -18,7 +18,7 @@ class TrainerRest:
     """Runs a backend's calls as ``Compute`` does, and wakes it before a call where it sleeps.
 
     So nobody has to know what a trainer that sleeps may be asked: a generator that was started anew
-    in the middle of a rollout gets its weights, and the trainer is awake until the next sleep.
+    in the middle of a rollout gets its weights.
     """
 
     def __init__(self, backend: Trainer, compute: Compute) -> None:

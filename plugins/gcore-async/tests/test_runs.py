@@ -133,7 +133,7 @@ def test_a_deterministic_run_whose_generator_is_killed_in_an_update_ends_with_th
     assert hashes[0] == hashes[1]
     assert run.weights() == calm.weights()
     assert last_batches(run) == last_batches(calm)
-    assert "rollout.0: its samples need the weights of version 2, and the trainer" in run.output
+    assert "rollout.0: its samples need the weights of version 2, and this generator" in run.output
     assert "the run goes on from step" in run.output
 
 
