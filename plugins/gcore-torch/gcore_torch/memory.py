@@ -19,6 +19,7 @@ from gcore_language.architecture import (
     numbers,
     read_architecture,
 )
+from gcore_language.lora_settings import adapters_of_values
 from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
@@ -59,7 +60,12 @@ _COMPUTES = ("preparation", "training")
 
 
 def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
-    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``."""
+    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``.
+
+    Raises ConfigError for adapters of a model with a value head.
+    """
+    if config.lora.on and "values" in worker.requires:
+        raise adapters_of_values(worker.role)
     try:
         model = read_architecture(worker.model)
     except UnknownSizes as error:
