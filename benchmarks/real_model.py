@@ -132,14 +132,20 @@ class Bench:
     trl_python: an interpreter that has TRL; None: there is none.
     steps: that are measured, after the first.
     model: a directory; None: the recipe's, which is made where it is missing.
+    vllm_python: an interpreter that has vLLM, for ``decode``; None: there is none.
     """
 
     def __init__(
-        self, folder: Path, trl_python: Path | None, steps: int, model: Path | None
+        self,
+        folder: Path,
+        trl_python: Path | None,
+        steps: int,
+        model: Path | None,
+        vllm_python: Path | None = None,
     ) -> None:
         self._folder = folder
         self._trl_python = trl_python
-        self.vllm_python: Path | None = None
+        self.vllm_python = vllm_python
         self._steps = steps
         make = load_plan(RECIPE, []).config["roles"]["policy"]["model"]["make"]
         self.model = model or make_model(make, models_cache(), _say)
@@ -667,8 +673,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if args.keep is None else args.keep.resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, trl_python and trl_python.absolute(), args.steps, args.model)
-        bench.vllm_python = args.vllm_python and args.vllm_python.absolute()
+        trl, vllm = (path and path.absolute() for path in (trl_python, args.vllm_python))
+        bench = Bench(folder, trl, args.steps, args.model, vllm)
         for part in args.parts:
             claims += PARTS[part](bench, args.rounds)
             if args.out is not None:  # what was measured is kept if a later part is interrupted

@@ -101,16 +101,32 @@ class Run:
     def samples(self, step: int | None = None) -> list[dict[str, Any]]:
         """Returns evaluated answers: prompt, text, rewards, mode, status and step of each.
 
-        step: an evaluated step; by default all of them, in order.
+        step: an evaluated step; by default all of them, in order. Raises DataError where there are
+        none: answers that were only trained on are not kept.
         """
         folder = self.dir / run_files.SAMPLES
         names = sorted(file.stem.removeprefix("step_") for file in folder.glob("step_*.jsonl"))
-        steps = [int(name) for name in names] if step is None else [step]
-        return [
+        steps = [int(name) for name in names]
+        rows = [
             {"step": number, **row}
             for number in steps
+            if step in (None, number)
             for row in run_files.read_samples(self.dir, number)
         ]
+        if not rows and steps:
+            raise DataError(
+                f"this run has no evaluated answers of step {step}.",
+                where=str(self.dir),
+                todo=f"ask for one of steps {', '.join(map(str, steps))}",
+            )
+        if not rows:
+            raise DataError(
+                "this run has no evaluated answers.",
+                where=str(self.dir),
+                why="answers are kept of evaluations alone",
+                todo='set evaluation="heldout.jsonl", or evaluation.data of a job',
+            )
+        return rows
 
     def policy(self) -> Any:
         """Returns the trained policy, as the library of its trainer opens it.

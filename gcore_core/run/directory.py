@@ -40,9 +40,10 @@ from gcore_core.contract.run_files import (
     read_metrics,
     samples_path,
 )
-from gcore_core.run.checkpoints import CHECKPOINTS
+from gcore_core.run.checkpoints import CHECKPOINTS, Checkpoints
 from gcore_core.run.manifest import KEY
 from gcore_core.runtime.journal import Journal
+from gcore_core.run.supervised import run_goes_on
 from gcore_core.runtime.replacing import replacing
 
 log = logging.getLogger(__name__)
@@ -57,18 +58,31 @@ def create(root: Path, name: str, explicit: str | None = None) -> Path:
 
     The path is ``explicit`` if that is given, and otherwise ``root/<name>/<NNN>``. NNN is the
     highest number present plus one. It is claimed by mkdir, so runs that start together get
-    different numbers. Raises RunExists when ``explicit`` already holds a run, and ConfigError when
-    a directory cannot be written.
+    different numbers. Warns where the latest run can go on. Raises RunExists when ``explicit``
+    already holds a run, and ConfigError when a directory cannot be written.
     """
     try:
-        directory = (
-            numbered(root, name) if explicit is None else _explicit(Path(explicit).expanduser())
-        )
+        if explicit is None:
+            _tell_unfinished(root / name / LATEST)
+            directory = numbered(root, name)
+        else:
+            directory = _explicit(Path(explicit).expanduser())
         (directory / SAMPLES).mkdir(exist_ok=True)
         (directory / LOGS).mkdir(exist_ok=True)
     except OSError as error:
         raise _refusal(error, root / name if explicit is None else Path(explicit)) from error
     return directory.absolute()
+
+
+def _tell_unfinished(latest: Path) -> None:
+    """Warns of a run that has a checkpoint and was not ended well."""
+    steps = Checkpoints(latest).steps()
+    if steps and not (latest / WEIGHTS).exists() and not run_goes_on(latest):
+        run = latest.parent / latest.resolve().name
+        log.warning(
+            "note: a new run begins; to go on with %s from step %d: g-core resume %s",
+            *(run, steps[-1], run),
+        )
 
 
 def numbered(root: Path, name: str) -> Path:

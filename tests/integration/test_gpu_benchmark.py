@@ -95,12 +95,21 @@ def test_a_part_that_has_run_is_not_run_again(gpu: ModuleType, tmp_path: Path) -
             *("run.steps=3", "evaluation.prompts=2", "roles.rollout.config.max_new_tokens=4"),
         ),
     )
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/config.yaml").touch()  # of a run that was ended, which begins anew
     claims = gpu.kept("notes", setting)
     values = {claim.name: claim.value for claim in claims}
     assert 0 <= values["notes_step_0"] <= 1
     assert all(values[f"notes_{stage}_actions_per_second"] > 0 for stage in ("rollout", "train"))
     shutil.rmtree(tmp_path / "model")
     assert gpu.kept("notes", setting) == claims
+
+
+def test_a_part_names_the_libraries_that_it_lacks(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gpu.NEEDED, "notes", ("peft", "no_such_library"))
+    assert gpu.missing("notes", "cpu") == "no_such_library is not installed"
 
 
 def test_the_job_beside_a_published_curve_is_one_that_check_takes(

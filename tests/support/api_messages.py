@@ -54,6 +54,14 @@ def without_weights(world: Any) -> None:
     Run(world.directory).weights  # noqa: B018
 
 
+def without_samples(world: Any, *steps: int) -> None:
+    (world.directory / "config.yaml").write_text("run: {}\n")
+    (world.directory / "samples").mkdir()
+    for step in steps:
+        (world.directory / f"samples/step_{step:06}.jsonl").write_text('{"text": "2"}\n')
+    Run(world.directory).samples(7 if steps else None)
+
+
 CASES: dict[str, dict[str, Callable[[Any], object]]] = {
     "Python": {
         "a reward that needs what does not travel": lambda w: job(reward=closure()),
@@ -71,6 +79,8 @@ CASES: dict[str, dict[str, Callable[[Any], object]]] = {
         "an unknown algorithm": lambda w: job(algorithm="grppo"),
         "no run to load": lambda w: gcore.load(w.directory),
         "no final weights": without_weights,
+        "no evaluated answers": without_samples,
+        "no evaluated answers of a step": lambda w: without_samples(w, 0, 10),
         "without pandas": without_pandas,
     }
 }

@@ -80,6 +80,15 @@ def no_host_of_two(world: Any) -> None:
     check_usable("ssh {host}", ["node1", "node2"], "python", [ssh, ssh])
 
 
+def counted(world: Any, *overrides: str) -> None:
+    """Counts a job's memory, as ``g-core check`` does."""
+    from gcore_core.run.initial_placement import find_nodes, place
+    from gcore_core.run.memory_needs import memory_needs
+
+    plan = world.load(*overrides)
+    memory_needs(plan, place(plan, find_nodes(plan)), {})
+
+
 def judged(world: Any, *lines: dict[str, Any]) -> Path:
     file: Path = world.directory / "judgements.jsonl"
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -109,6 +118,9 @@ CASES: dict[str, Cases] = {
         ),
         "head start for an advantage of records": lambda w: w.load(
             *WITH_CRITIC, "objective.use=critic", "roles.critic.head_start=5"
+        ),
+        "adapters of a critic": lambda w: counted(
+            w, *GAE, *WITH_CRITIC, "roles.critic.config.lora.rank=8"
         ),
         "settings of a critic on the policy": lambda w: w.load(
             *GAE, *WITH_CRITIC, "roles.policy.minibatches=4"

@@ -17,6 +17,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, RunExists
 from gcore_core.contract.records import StepReport
 from gcore_core.run import directory as d
+from gcore_core.run.supervised import hold_run
 
 
 def _report(step: int, **metrics: float) -> StepReport:
@@ -31,6 +32,28 @@ def test_runs_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -> No
     assert [first.name, second.name] == ["001", "002"]
     assert os.readlink(tmp_path / "runs/digits/latest") == "002"
     assert first.is_absolute() and (first / "logs").is_dir() and (first / "samples").is_dir()
+
+
+def test_a_new_run_says_how_to_go_on_with_one_that_was_stopped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    d.create(tmp_path, "digits")
+    d.create(tmp_path, "digits")  # the first has no checkpoint
+    assert caplog.messages == []
+    (tmp_path / "digits/002/checkpoints/step-000020").mkdir(parents=True)
+    with hold_run(tmp_path / "digits/002"):
+        (tmp_path / "digits/002/logs/supervisor.log").touch()
+        d.create(tmp_path, "digits")  # that one goes on
+    assert caplog.messages == []
+    (tmp_path / "digits/003/checkpoints/step-000020").mkdir(parents=True)
+    assert d.create(tmp_path, "digits").name == "004"
+    run = tmp_path / "digits/003"
+    told = [f"note: a new run begins; to go on with {run} from step 20: g-core resume {run}"]
+    assert caplog.messages == told
+    (tmp_path / "digits/004/checkpoints/step-000020").mkdir(parents=True)
+    (tmp_path / "digits/004/weights").mkdir()
+    d.create(tmp_path, "digits")  # that one ended well
+    assert caplog.messages == told
 
 
 def test_a_number_is_never_given_again_to_fill_a_gap(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from gcore_language.lora import (
     add_adapters,
     check_numbers,
 )
-from gcore_language.lora_settings import LoraSettings
+from gcore_language.lora_settings import LoraSettings, adapters_of_values
 from gcore_language.model_files import open_model_files
 from gcore_language.models import (
     DTYPES,
@@ -46,7 +46,6 @@ from gcore_language.ranks import Ranks
 from gcore_language.state_files import read_numbers
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import (
-    adapters_of_values,
     check_value_objective,
     refuse_reference_of_values,
 )
@@ -243,7 +242,7 @@ class DeepSpeedEngine:
         has_adapters = lora is not None and lora.on
         if trains_values(self._context):
             if has_adapters:
-                raise adapters_of_values(self._context)
+                raise adapters_of_values(self._context.role)
             model = load_value_model(
                 path,
                 std=config.value_head_std,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gcore_language.architecture import Architecture, UnknownSizes, numbers, read_architecture
+from gcore_language.lora_settings import adapters_of_values
 from gcore_language.memory import (
     MOMENTS_BYTES,
     asleep_trainer,
@@ -31,7 +32,12 @@ _MASTER = 4  # bytes of a float32
 
 
 def trainer_memory(config: DeepSpeedTrainerConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
-    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``."""
+    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``.
+
+    Raises ConfigError for adapters of a model with a value head.
+    """
+    if config.lora.on and "values" in worker.requires:
+        raise adapters_of_values(worker.role)
     try:
         model = read_architecture(worker.model)
     except UnknownSizes as error:

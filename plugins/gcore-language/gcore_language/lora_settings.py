@@ -224,6 +224,16 @@ def problems(role: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{error.where or where}: {' '.join(filter(None, (error.what, error.why)))}"
 
 
+def adapters_of_values(role: str) -> ConfigError:
+    """Returns the error of a trainer of values whose settings ask for adapters."""
+    return ConfigError(
+        "a model with a value head takes no adapters.",
+        where=f"roles.{role}.config.lora",
+        why="Its head is new, so it is trained as a whole.",
+        todo="Leave lora out of this role.",
+    )
+
+
 def _matrices_in(directory: Path) -> list[str]:
     """Returns the modules that have a matrix in a model's files; none where they are quantised."""
     # which opens files by a library

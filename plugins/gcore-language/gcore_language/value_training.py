@@ -246,13 +246,3 @@ def refuse_reference_of_values(context: WorkerContext) -> None:
             where=f"roles.{context.role}.config.reference",
             todo="Leave reference and reference_path out.",
         )
-
-
-def adapters_of_values(context: WorkerContext) -> ConfigError:
-    """Returns the error of a trainer of values whose settings ask for adapters."""
-    return ConfigError(
-        "a model with a value head takes no adapters.",
-        where=f"roles.{context.role}.config.lora",
-        why="Its head is new, so it is trained as a whole.",
-        todo="Leave lora out of this role.",
-    )

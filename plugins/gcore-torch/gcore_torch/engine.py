@@ -28,7 +28,7 @@ from gcore_language.lora import (
     add_adapters,
     check_numbers,
 )
-from gcore_language.lora_settings import LoraSettings
+from gcore_language.lora_settings import LoraSettings, adapters_of_values
 from gcore_language.model_files import open_model_files
 from gcore_language.models import (
     DTYPES,
@@ -52,7 +52,6 @@ from gcore_language.shared_values import PolicyWithValues, check_shared, refuse_
 from gcore_language.state_files import MOMENTS, load_numbers, load_parts
 from gcore_language.training import LossOf, LossOfTokens, keeps_reference, loss_of_columns
 from gcore_language.value_training import (
-    adapters_of_values,
     check_value_objective,
     refuse_reference_of_values,
 )
@@ -253,7 +252,7 @@ class TorchEngine:
         has_adapters = lora is not None and lora.on
         if trains_values(self._context):
             if has_adapters:
-                raise adapters_of_values(self._context)
+                raise adapters_of_values(self._context.role)
             head = load_value_model(
                 path,
                 std=config.value_head_std,

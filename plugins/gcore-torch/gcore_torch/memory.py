@@ -19,6 +19,7 @@ from gcore_language.architecture import (
     numbers,
     read_architecture,
 )
+from gcore_language.lora_settings import adapters_of_values
 from gcore_language.memory import (
     MOMENTS_BYTES,
     NBYTES,
@@ -44,22 +45,32 @@ from gcore_torch.sharding_settings import ShardingSettings
 _MASTER = 4  # bytes of a float32
 #: Most tokens of one forward pass over prompts, as in ``gcore_torch.decoder``.
 _PREFILL_TOKENS = 16384
-#: Resident bytes of a process that has imported torch and transformers, on Linux.
-_LIBRARIES = 480 << 20
+#: Resident bytes of a worker whose model takes next to nothing, after three steps of the quickstart
+#: on Linux. A generator has imported more of transformers.
+_TRAINER, _GENERATOR = 400 << 20, 540 << 20
 #: Numbers of the smallest matrix of which a generator keeps a packed copy, as in
 #: ``gcore_torch.products``.
 _PACKED_LEAST = 2**18
+#: oneDNN compiles a product for each shape of a packed matrix and each number of rows, of which so
+#: many are packed, and keeps so many of these kernels. Measured on an AMD EPYC with AVX-512.
+_PACKED_ROWS = range(3, 129)
+_KERNEL, _MOST_KERNELS = 560 << 10, 1024
 #: Smaller blocks stay with the process when they are freed, see ``gcore_language.host_memory``.
 _RETURNED = 4 << 20
 #: Of what a pass holds in such blocks, the share that comes to lie between others; measured with
-#: SmolLM2-135M on passes of 400 and 600 tokens.
-_BETWEEN = 0.3
+#: SmolLM2-135M on passes of 400 and 600 tokens, with adapters and without.
+_BETWEEN = 0.15
 #: Phases in which the trainer runs its model.
 _COMPUTES = ("preparation", "training")
 
 
 def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
-    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``."""
+    """Yields what one rank of the trainer needs, see ``gcore_core.contract.memory``.
+
+    Raises ConfigError for adapters of a model with a value head.
+    """
+    if config.lora.on and "values" in worker.requires:
+        raise adapters_of_values(worker.role)
     try:
         model = read_architecture(worker.model)
     except UnknownSizes as error:
@@ -73,7 +84,7 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
     if config.lora.path:
         yield from unknown("of a trainer that goes on from an adapter nobody has counted it yet")
         return
-    yield from _libraries(worker)
+    yield from _libraries(worker, _TRAINER)
     held = list(held_by_rank(model, config, worker))
     for need in held:
         yield replace(need, on="host") if config.offload.state else need
@@ -89,12 +100,12 @@ def trainer_memory(config: TorchTrainerConfig, worker: WorkerShape) -> Iterator[
         )
 
 
-def _libraries(worker: WorkerShape) -> Iterator[MemoryNeed]:
+def _libraries(worker: WorkerShape, nbytes: int) -> Iterator[MemoryNeed]:
     """Yields what a process takes before it holds a model; on a GPU, where nobody has measured it,
     nothing.
     """
     if worker.device == "cpu":
-        yield from in_every_phase("libraries", _LIBRARIES, note="torch and transformers, imported")
+        yield from in_every_phase("libraries", nbytes, note="torch and transformers, imported")
 
 
 def held_by_rank(
@@ -277,18 +288,23 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
     except UnknownSizes as error:
         yield from unknown(str(error), (*PHASES, ASLEEP))
         return
-    yield from _libraries(worker)
+    yield from _libraries(worker, _GENERATOR)
     size = NBYTES[config.dtype]
     weights = size * model.parameters
     narrow = "" if size == 2 else "config.dtype=bfloat16"
     yield from in_every_phase("weights", weights, setting=narrow, note=config.dtype)
-    if packed := _packed_numbers(model, config, worker):
+    rows = _rows(config, worker)
+    if packed := _packed(model, config, worker):
         note = "copies of large matrices, in the order in which a CPU multiplies few rows fastest"
-        yield from in_every_phase("packed weights", size * packed, note=note)
+        yield from in_every_phase("packed weights", size * numbers(packed), note=note)
+        shapes = len({item.shape for item in packed})
+        kernels = min(_MOST_KERNELS, shapes * sum(number <= rows for number in _PACKED_ROWS))
+        note = f"of products with them, {kernels}: one for each shape and number of rows"
+        for need in in_every_phase("kernels", _KERNEL * kernels, note=note):
+            yield replace(need, at_most=True)
     cache = _cache(model, config, worker)
     for phase in PHASES:  # the cache is kept for the next rollout
         yield replace(cache, phase=phase)
-    rows = _rows(config, worker)
     prompt = worker.facts.get(PROMPT_TOKENS, 0)
     read = min(_PREFILL_TOKENS, rows * prompt) if prompt else _PREFILL_TOKENS
     run = Pass(tokens=read, actions=rows, dtype=config.dtype)
@@ -317,10 +333,12 @@ def _rows(config: TorchGeneratorConfig, worker: WorkerShape) -> int:
     return min(config.max_batch, known)
 
 
-def _packed_numbers(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> int:
-    """Returns how many numbers are held a second time; see ``gcore_torch.products``."""
+def _packed(
+    model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape
+) -> list[Tensors]:
+    """Returns the matrices that are held a second time; see ``gcore_torch.products``."""
     if worker.device != "cpu" or worker.deterministic or config.dtype != "float32":
-        return 0
+        return []
     head = Tensors(shape=(model.vocabulary, model.hidden))
     of_layers = (item for layer in model.all_layers() for item in layer)
     matrices = [item for item in (head, *of_layers) if len(item.shape) == 2]
@@ -331,11 +349,11 @@ def _packed_numbers(model: Architecture, config: TorchGeneratorConfig, worker: W
         joined[model.query_size, model.hidden] = attention
         joined[model.key_size, model.hidden] = attention
         joined[model.intermediate, model.hidden] = 2 * model.intermediate
-    return sum(
-        item.numbers
+    return [
+        item
         for item in matrices
         if joined.get(item.shape, item.shape[0]) * item.shape[1] >= _PACKED_LEAST
-    )
+    ]
 
 
 def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> MemoryNeed:

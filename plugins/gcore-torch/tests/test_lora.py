@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_language.lora import ADAPTER, weight_of
+from gcore_language.lora import ADAPTER, merged, weight_of
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import weights_sha256
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
@@ -483,3 +483,16 @@ def test_models_that_take_images_and_quantised_ones_are_refused(
             (tmp_path / name / "config.json").write_text(json.dumps(config))
         with pytest.raises((ConfigError, DataError), match=message):
             TorchTrainer(TorchTrainerConfig(lora=LORA), context)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_is_merged_in_place_with_the_bits_of_the_equation(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(48, 32, generator=draw).to(dtype)
+    halves = [torch.randn(shape, generator=draw).requires_grad_() for shape in ((4, 32), (48, 4))]
+    first, second = halves
+    in_place = merged(base, halves, 1.7)
+    assert torch.equal(in_place, base.float() + (second @ first) * 1.7)
+    expected = torch.autograd.grad((base.float() + (second @ first) * 1.7).square().sum(), halves)
+    found = torch.autograd.grad(in_place.square().sum(), halves)
+    assert all(map(torch.equal, found, expected))

@@ -276,6 +276,16 @@ def test_packed_copies_are_foreseen_where_a_generator_packs_its_weights(path: st
         assert of(list(others), "packed weights", "rollout") is None
 
 
+@pytest.mark.parametrize(("rows", "numbers"), [(2, 0), (32, 30), (1000, 126)])
+def test_a_kernel_is_foreseen_for_each_packed_shape_and_number_of_rows(
+    rows: int, numbers: int, path: str
+) -> None:
+    """Five shapes: the head, queries and outputs, keys and values, gates and ups, downs."""
+    config = TorchGeneratorConfig(max_batch=rows)
+    needs = list(generator_memory(config, worker(path, device="cpu")))
+    assert of(needs, "kernels", "rollout") == 5 * numbers * (560 << 10)
+
+
 def test_small_passes_on_a_cpu_hold_more_than_their_tensors(path: str) -> None:
     """Blocks of less than 4 MiB do not go back to the system: 4,864 channels of 200 tokens do not
     fill one.
@@ -287,7 +297,7 @@ def test_small_passes_on_a_cpu_hold_more_than_their_tensors(path: str) -> None:
     few = list(trainer_memory(TorchTrainerConfig(packing="padded"), replace(shape, records=6)))
     between, held = of(few, "freed blocks", "training"), of(few, "activations", "training")
     assert between is not None and held is not None
-    assert between == pytest.approx(0.3 * held, abs=1)
+    assert between == pytest.approx(0.15 * held, abs=1)
     for other in (
         trainer_memory(TorchTrainerConfig(packing="padded", gradient_checkpointing=True), shape),
         trainer_memory(TorchTrainerConfig(packing="padded"), replace(shape, device="cuda")),
