@@ -171,7 +171,7 @@ def exported(trainer: Trainer, adapter: bool) -> Iterator[tuple[TensorSpec, np.n
 
 def _plan_of(trainer: Trainer, version: int, adapter: bool) -> WeightPlan:
     if adapter and isinstance(trainer, SendsAdapter):
-        return WeightPlan(version, trainer.adapter_specs(), trainer.adapter_facts())
+        return WeightPlan(version, trainer.adapter_specs(), adapter=trainer.adapter_facts())
     return WeightPlan(version, trainer.weight_specs())
 
 

@@ -190,7 +190,7 @@ def work_of(replicas: list[Replica], lead: Lead) -> tuple[asyncio.Task[None], Le
     scoring = SimpleNamespace(add=lambda headers: None)
     round_ = Round(step=0, number=0, purpose=TRAIN, least=0)
     lanes = Lanes(context, ledger, round_, scoring)  # type: ignore[arg-type]
-    queue = deque([[lease] for lease in ledger.lease(len(replicas))])
+    queue = deque([[lease] for lease in ledger.lease(range(len(replicas)))])
     peers: Any = replicas
     work = lanes.work_off(peers, [(number, queue) for number in range(len(replicas))])
     return asyncio.ensure_future(work), ledger
