@@ -70,7 +70,7 @@ def lead_of(workers: Workers) -> tuple[Publishing, Any]:
         annotators={},
         service=Service("controller.0"),
         trainers_turn=asyncio.Semaphore(0),
-        facts=SimpleNamespace(run=Run(), learners={}, shards=1, resting_trainers=False),
+        facts=SimpleNamespace(run=Run(), trained={}, shards=1, resting_trainers=False),
     )
     context.trainers_free = lambda: ControllerContext.trainers_free(context)  # type: ignore[arg-type]
     placement: Any = SimpleNamespace(replicas=replicas)
