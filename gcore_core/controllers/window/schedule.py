@@ -119,8 +119,7 @@ class Schedule(ABC):
     push_waits: a shard waits with its push until nothing is in flight.
     issued: groups begun since a step took some.
     rounds: in how many rounds these were begun.
-    complete: groups that have become complete since then.
-    unusable: of the ``complete``, those that have failed.
+    ended: groups that have become complete since then, of each shard in the order of that.
     belief: the belief about the keep rate, from the steps before.
     """
 
@@ -136,15 +135,11 @@ class Schedule(ABC):
     push_waits: bool = False
     issued: int = 0
     rounds: int = 0
-    complete: int = 0
-    unusable: int = 0
+    ended: list[Told] = field(default_factory=list)
     belief: KeepRate = field(default_factory=KeepRate)
     _begun: dict[int, int] = field(default_factory=dict)  # ordinal -> version that began it
     _told: dict[int, Told] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)  # complete in an earlier step or run
-    # Of the groups that became complete since a step took some: shard -> which teach, in the order
-    # in which they became complete.
-    _kept_flags: defaultdict[int, list[bool]] = field(default_factory=lambda: defaultdict(list))
     _drops: bool = False  # whether any group of the run has ever taught nothing
 
     def __post_init__(self) -> None:
@@ -165,13 +160,10 @@ class Schedule(ABC):
         self.version = version
         self.wanted = wanted
         self.push_waits = push_waits
-        for one in told:
-            self._told[one.ordinal] = one
-            self.complete += 1
-            self.unusable += one.unusable
-            self._drops |= not one.teaches
-            if one.ordinal not in self._counted:
-                self._kept_flags[one.ordinal % self.bounds.shards].append(one.teaches)
+        ended = list(told)
+        self._told |= {one.ordinal: one for one in ended}
+        self.ended += ended
+        self._drops = self._drops or not all(one.teaches for one in ended)
 
     @abstractmethod
     def issue(self) -> list[int]:
@@ -211,18 +203,28 @@ class Schedule(ABC):
         for ordinal in [*consumed, *surplus]:
             del self._begun[ordinal]
             del self._told[ordinal]
-        self._kept_flags.clear()
+        self.ended = []
         self.step += 1
-        self.issued = self.rounds = self.unusable = self.complete = 0
+        self.issued = self.rounds = 0
         return membership
 
     def _learn(self) -> None:
         kept = np.zeros(QUARTERS, np.int64)
         finished = np.zeros(QUARTERS, np.int64)
-        for flags in self._kept_flags.values():
+        for flags in self._kept_flags().values():
             kept += by_quarter(np.array(flags, np.int64))
             finished += by_quarter(np.ones(len(flags)))
         self.belief = self.belief.after(kept.tolist(), finished.tolist())
+
+    def _kept_flags(self) -> dict[int, list[bool]]:
+        """Returns shard -> whether each of its ``ended`` groups teaches, without those that have
+        counted before.
+        """
+        flags = defaultdict[int, list[bool]](list)
+        for one in self.ended:
+            if one.ordinal not in self._counted:
+                flags[one.ordinal % self.bounds.shards].append(one.teaches)
+        return flags
 
     # -- what is so --------------------------------------------------------------------------------
 

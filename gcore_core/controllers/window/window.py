@@ -238,6 +238,8 @@ class Window:
     def metrics(self) -> dict[str, float]:
         """Those of the step that was taken last, over all shards; the seconds are this shard's.
 
+        There are none where production does not run on.
+
         The window's are as of ``seal``.
         """
         return self._metrics
@@ -349,11 +351,14 @@ class Window:
         than a step needs.
         """
         unusable = [one.group for one in self._latest if one.verdict == QUARANTINED]
+        if not unusable:
+            return
         schedule = self._schedule
-        groups = max(schedule.complete + schedule.in_flight, schedule.bounds.prompts)
-        if unusable and schedule.unusable > self._config.failure_limit * groups:
+        groups = max(len(schedule.ended) + schedule.in_flight, schedule.bounds.prompts)
+        of_all_shards = sum(one.unusable for one in schedule.ended)
+        if of_all_shards > self._config.failure_limit * groups:
             logs = logs_of_rewards(self._context.facts)
-            raise too_many_failures(unusable, schedule.unusable, schedule.complete, logs)
+            raise too_many_failures(unusable, of_all_shards, len(schedule.ended), logs)
 
     async def _rescue(self) -> None:
         """Helps judges that do not answer, where nothing is left to draw."""
@@ -505,7 +510,8 @@ class Window:
         groups = self._groups_taken(own, surplus, counts)
         teaches = bool(membership.trained)
         self._left_out.take(own, teaches)
-        self._note_metrics(membership)
+        if self._schedule.runs_on:
+            self._note_metrics(membership)
         return Taken(
             step=membership.step,
             groups=groups,
