@@ -138,7 +138,8 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     sample: its number in the group, 0 .. group size - 1.
     row: row of the dataset.
     seed: of this sample, blake2b of (run seed, ordinal, pass, sample).
-    attempt: how many draws of it were lost before.
+    attempt: how often a replica has not finished its group before: it was lost, or first needed
+        weights.
     versions: first and last weights version that sampled its actions; ``UNSAMPLED`` where none did.
     n_prompt: length of the prompt, in tokens.
     n_actions: length of the answer, in tokens or denoising steps.
@@ -217,7 +218,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: row of the dataset.
     turn: which pass over the dataset.
     samples: numbers of the samples to draw.
-    attempt: how many draws were lost before.
+    attempt: how often a replica has not finished it before: it was lost, or needed weights first.
     drafts: (sample, its draft) of each sample that is made from an earlier one.
     """
 

@@ -56,8 +56,9 @@ class ControllerContext:
     sentinel: this controller's half of what compares log-probs; None where nothing does.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
-    trainers_turn: whoever has the lead's trainers do something holds it: the step program, but for
-        where it waits for records (``trainers_free``), and pushes to generators that are behind.
+    trainers_turn: in the lead, whoever has the trainers do something holds it: the step program
+        from the beginning, but for where it waits for records (``trainers_free``), and pushes to
+        generators that are behind.
     """
 
     facts: JobFacts

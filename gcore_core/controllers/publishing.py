@@ -1,7 +1,7 @@
-"""Pushes verified weights to every generator, before the next step begins.
+"""Pushes verified weights to every generator that is awake, before the next step begins.
 
-One that was started again meanwhile is behind. Whoever asks it for records tells the lead, which
-pushes to it alone when the trainers are free.
+One that was started again meanwhile is behind. The shard that asks it for records has the lead push
+to it alone, when the trainers are free.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Publishing:
     generates ahead first calls ``Window.drain``, or has generators that go on with samples
     through a push (capability "weights.midway").
 
-    version: of the weights that the trainers hold.
+    version: of the weights that the trainers hold, or are about to.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Publishing:
             await self._push_until_whole(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
-    async def leave(self, version: int) -> None:
+    async def catch_up_all(self, version: int) -> None:
         """Has generators that are behind get what the trainers hold now, before an update.
 
         version: of the weights that the trainers hold after it.
@@ -121,7 +121,8 @@ class Publishing:
     async def _catch_up(self, replica: str) -> None:
         """Pushes to a generator that is behind, unless it has had a push meanwhile.
 
-        A generator that is lost on the way is not waited for: it says again that it is behind.
+        A generator that is lost on the way is not waited for: the shard that asks it for records
+        finds it behind again, and asks again.
         """
         async with self._context.trainers_turn:
             if replica not in self._behind:

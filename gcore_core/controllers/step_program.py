@@ -138,7 +138,7 @@ class StepProgram(ABC):
         if self.context.stopping.is_set():
             raise Stopped
         seen = await self._canaries()
-        await self.publishing.leave(step + 1)
+        await self.publishing.catch_up_all(step + 1)
         try:
             metrics = await self.training.train(step, advantages, plans)
         except WeightMismatch:
@@ -153,7 +153,7 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        await self.publishing.leave(step + 1)
+        await self.publishing.catch_up_all(step + 1)
         await self.training.skip(step)
         watch.lap("train")
         return {"skipped": float(self.skipped)}

@@ -11,10 +11,10 @@ from gcore_core.controllers.tracing import Stopwatch
 
 
 class SynchronousController(StepProgram):
-    """One shard."""
+    """One shard's part of the program."""
 
     async def step(self, step: int) -> bool:
-        """One pass of the four stages and one push; whether it was the last one."""
+        """Makes one pass of the four stages and one push; returns whether it was the last one."""
         watch = Stopwatch(self.context.trace, step)
         taken = await self.take(step)
         watch.lap("rollout")

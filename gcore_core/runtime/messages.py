@@ -509,7 +509,9 @@ class PullWeights(Message):
 
 
 class CatchUp(Message):
-    """Tells the lead of a generator whose weights are older than those that it is to draw with.
+    """Asks the lead to push to a generator whose weights are older than those it is to draw with.
+
+    The answer comes when that push is over, or the generator is lost.
 
     replica: its peer name.
     """

@@ -101,7 +101,8 @@ class Lanes:
         under which the round is to be drawn.
 
         Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
-        DeadlineExceeded when a replica is lost ``PATIENT.tries`` times.
+        DeadlineExceeded when a replica is lost ``PATIENT.tries`` times, WeightsBehind when it is as
+        often behind.
         """
         waiting = lane.waiting
         lost = 0
@@ -151,8 +152,9 @@ class Lanes:
     async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
         """Draws one part.
 
-        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way; where only one
-        version may draw, WeightsGone when the replica holds a newer one.
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way; WeightsBehind
+        when it must have a push first, as after a restart; where only one version may draw,
+        WeightsGone when it holds a newer one.
         """
         facts = self._context.facts
         round_ = self._round

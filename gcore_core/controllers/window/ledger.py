@@ -40,7 +40,8 @@ class _Group:
     turn: which pass over the dataset.
     due: how many of its records may be drawn by now, the first ones; a wave makes more due.
     drafts: sample -> the record that it is made from.
-    attempt: how often draws of it were lost, with their replica.
+    attempt: how often a replica has not finished what was asked of it: it was lost, or first
+        needed weights.
     records: sample -> its finished record.
     scored: the samples that need no further score.
     critiques: sample -> reward -> what it said of the record besides its value.
@@ -173,7 +174,9 @@ class Ledger:
         return all(len(group.records) == self._samples for group in self._open.values())
 
     def lost(self, leases: list[Lease]) -> list[Lease]:
-        """Returns what a lost replica had not finished of ``leases``, to be drawn again.
+        """Returns what a replica has not finished of ``leases``, to be drawn again.
+
+        It was lost, or had not the weights to draw with.
 
         The same seeds are used, and the attempt of each of these groups goes up by one.
         """
