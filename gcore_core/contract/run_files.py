@@ -500,7 +500,7 @@ def read_environment(run_dir: Path, step: int) -> Environment | None:
 def _rows(path: Path, decode: Callable[[bytes], T], broken: str = "") -> Iterator[T]:
     """Yields the rows of a file, one a line; none of a file that is not there.
 
-    Half a row, as a killed run may leave it, is left out.
+    Half a row, as a killed run may leave it, is left out, and so is an empty line.
 
     broken: what a DataError says of a whole line that is no row; empty: it is left out, too.
     """
@@ -508,6 +508,8 @@ def _rows(path: Path, decode: Callable[[bytes], T], broken: str = "") -> Iterato
         return
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if line == b"\n":
+                continue
             try:
                 row = decode(line)
             except msgspec.MsgspecError as error:

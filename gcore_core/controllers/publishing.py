@@ -114,24 +114,32 @@ class Publishing:
         """
         self._behind.add(request.replica)
         with shown(call.progress):
+            await self._context.trainers_turn.acquire()
             # The push goes on when whoever asked goes away: the trainers are at it.
             await asyncio.shield(asyncio.ensure_future(self._catch_up(request.replica)))
         return Nothing()
 
     async def _catch_up(self, replica: str) -> None:
-        """Pushes to a generator that is behind, unless it has had a push meanwhile.
+        """Pushes to a generator that is behind, unless it has had a push meanwhile; then gives the
+        trainers back.
 
         A generator that is lost on the way is not waited for: the shard that asks it for records
         finds it behind again, and asks again.
         """
-        async with self._context.trainers_turn:
-            if replica not in self._behind:
-                return
-            self._behind.remove(replica)
-            peers = [peer for peer in self._context.replicas if peer.name == replica]
-            with contextlib.suppress(*LOST):
-                await self._push(peers, SHM, waits=False)
-            await rest_trainers(self._context)
+        try:
+            if replica in self._behind:
+                broken_off = (ContractError, WeightMismatch)
+                with contextlib.suppress(*LOST):
+                    await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
+                # Whoever has asked meanwhile has had its push, too.
+                self._behind.discard(replica)
+                await rest_trainers(self._context)
+        finally:
+            self._context.trainers_turn.release()
+
+    async def _push_to_one(self, replica: str) -> None:
+        peers = [peer for peer in self._context.replicas if peer.name == replica]
+        await self._push(peers, SHM, catches_up=True)
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
         """Pushes again while replicas are lost, as often as ``PUSHES`` allows.
@@ -160,11 +168,12 @@ class Publishing:
         transport: str,
         release_before: int = 0,
         *,
-        waits: bool = True,
+        catches_up: bool = False,
     ) -> list[PushConfirmed]:
         """Makes one attempt of a push of what the trainers hold.
 
-        waits: a replica that is lost is waited for; else WorkerDied or DeadlineExceeded is raised.
+        catches_up: of ``PullWeights``. A replica that is lost is not waited for then: WorkerDied or
+            DeadlineExceeded is raised.
         """
         source = self._context.trainers[0]
         attempt = next(self._attempts)
@@ -178,11 +187,18 @@ class Publishing:
         )
 
         async def pull(receiver: int, replica: Peer) -> PushConfirmed:
-            ask = PullWeights(self.version, receiver, source.name, attempt, release_before)
+            ask = PullWeights(
+                self.version,
+                receiver,
+                source.name,
+                attempt,
+                release_before,
+                catches_up,
+            )
             with _naming(replica):
-                if waits:
-                    return await insist(replica, PUSH_PULL, ask)
-                return await replica.call(PUSH_PULL, ask)
+                if catches_up:
+                    return await replica.call(PUSH_PULL, ask)
+                return await insist(replica, PUSH_PULL, ask)
 
         await insist(source, PUSH_BEGIN, request)
         return await asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas)))

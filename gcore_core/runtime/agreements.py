@@ -13,7 +13,7 @@ To ask, the lead makes two calls (it collects, then deals); any other shard make
 for both.
 
 Order. A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is
-its scope, its number and a name: ``window:3/settled``. So all shards must make the agreements of
+its scope, its number and a name: ``window:3/look``. So all shards must make the agreements of
 one scope in the same order. Those of different scopes have no order between them: two tasks of a
 shard may agree side by side. A request that is sent again has the same key and gets the first
 one's answer.
@@ -211,6 +211,6 @@ class Agreements:
 
 
 def _scope_of(key: str) -> str:
-    """Returns ``window:`` of ``window:3/settled``; "" for an agreement of no scope."""
+    """Returns ``window:`` of ``window:3/look``; "" for an agreement of no scope."""
     number_at = key.rfind(":") + 1
     return key[:number_at]

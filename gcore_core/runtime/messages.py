@@ -499,6 +499,8 @@ class PullWeights(Message):
     source: peer name of trainer rank 0.
     attempt: as of ``BeginPush``.
     release_before: no shard needs records of earlier steps.
+    catches_up: it is for a generator that is behind. One that has these weights by now takes
+        nothing: it may be sampling with them.
     """
 
     version: int
@@ -506,6 +508,7 @@ class PullWeights(Message):
     source: str
     attempt: int = 0
     release_before: int = 0
+    catches_up: bool = False
 
 
 class CatchUp(Message):

@@ -13,6 +13,7 @@ import pytest
 from gcore_core.contract.errors import WeightMismatch, WeightsBehind, WorkerDied
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import Header
+from gcore_core.controllers import publishing as publishing_module
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.publishing import Publishing
@@ -27,6 +28,7 @@ from gcore_core.runtime.messages import (
     GenerateRequest,
     PushConfirmed,
 )
+from gcore_core.runtime.rpc.retry import RetryPolicy
 from gcore_core.runtime.rpc.service import Call, Service
 
 
@@ -135,13 +137,44 @@ async def test_one_that_is_lost_in_its_push_is_not_waited_for() -> None:
     assert (workers.pushed, workers.begun) == (["rollout.1"], 2)
 
 
-async def test_wrong_weights_are_told_to_who_asked() -> None:
+async def test_who_asks_during_the_push_has_had_it_when_it_ends() -> None:
+    """A second one would come when the generator samples for the shard that asked first."""
+    workers = Workers()
+    workers.may_load.clear()
+    publishing, context = lead_of(workers)
+    async with context.trainers_free():
+        first = catching_up(publishing, "rollout.1")
+        await turns()
+        second = catching_up(publishing, "rollout.1")
+        await turns()
+        workers.may_load.set()
+        await asyncio.gather(first, second)
+    assert (workers.pushed, workers.begun) == (["rollout.1"], 1)
+
+
+async def test_nothing_is_pushed_for_who_went_away_before_the_trainers_were_free() -> None:
+    workers = Workers()
+    publishing, context = lead_of(workers)
+    asked = catching_up(publishing, "rollout.1")
+    await turns()
+    asked.cancel()
+    await turns()
+    await publishing.catch_up_all(4)
+    assert not workers.begun
+    assert context.trainers_turn.locked()
+
+
+async def test_wrong_weights_are_pushed_again_then_told_to_who_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing_module, "PUSHES", RetryPolicy(tries=3, first_pause_s=0.0))
     workers = Workers()
     workers.error = WeightMismatch("other bytes")
     publishing, context = lead_of(workers)
     async with context.trainers_free():
         with pytest.raises(WeightMismatch, match="rollout.1: other bytes"):
             await catching_up(publishing, "rollout.1")
+    assert workers.begun == 3
     assert context.trainers_turn.locked()
 
 

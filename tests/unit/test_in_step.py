@@ -115,6 +115,14 @@ def test_a_resumed_run_issues_what_one_that_goes_on_issues(carries: bool) -> Non
     assert resumed.state() == before.state()
 
 
+def test_records_that_another_program_has_drawn_for_later_steps_are_drawn_again() -> None:
+    """They would be freed with the first step, before a later one takes them."""
+    state = {"ledger": {"next_ordinal": 10}, "quota": {"left": [3, 2, 2]}}
+    resumed = in_step(carries=True, base=10, step=3)
+    assert resumed.restore(state, {10, 12, 15, 16}) == [10, 12]
+    assert in_step(carries=True, base=10, step=3).restore({}, {12, 15}) == []
+
+
 def test_a_run_that_took_groups_out_of_order_is_not_gone_on_with() -> None:
     state = {"ledger": {"next_ordinal": 4}, "window": {"above": [6, 7]}}
     with pytest.raises(ConfigError, match="took groups out of order"):

@@ -56,6 +56,17 @@ def test_half_a_line_of_a_killed_run_is_not_joined_with_the_next(tmp_path: Path)
     assert sorted(outcomes) == [0, 1]
 
 
+def test_an_empty_line_is_no_row(tmp_path: Path) -> None:
+    """One may stand where a file was cut back behind half a row."""
+    path = tmp_path / run_files.PLACEMENT
+    write(path, Measured(step=0, measured_s=1.0))
+    with path.open("ab") as file:
+        file.write(b"\n")
+    write(path, Measured(step=1, measured_s=2.0))
+    _, outcomes = run_files.read_placement(tmp_path)
+    assert sorted(outcomes) == [0, 1]
+
+
 def test_journals_without_such_steps_stay_the_files_they_are(tmp_path: Path) -> None:
     path = tmp_path / run_files.PLACEMENT
     write(path, Measured(step=0, measured_s=1.0))

@@ -9,7 +9,14 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightsBehind, WeightsGone
 from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import GREEDY, TRAIN, GenerateRequest, Nothing, SleepRequest
+from gcore_core.runtime.messages import (
+    GREEDY,
+    TRAIN,
+    GenerateRequest,
+    Nothing,
+    PullWeights,
+    SleepRequest,
+)
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.testing import fake
@@ -52,6 +59,16 @@ async def test_a_generator_below_the_least_version_draws_nothing_before_a_push(
         await drawn_with(shell, HELD + 1)
     shell._backend.version = HELD + 1  # type: ignore[misc]
     assert await drawn_with(shell, HELD + 1) == [(HELD + 1, HELD + 1)] * 2
+
+
+async def test_a_generator_that_has_caught_up_is_left_alone_by_another_push_to_catch_up(
+    tmp_path: Path,
+) -> None:
+    """It may be sampling; nobody is asked for a plan."""
+    shell = await shell_of(tmp_path)
+    late = PullWeights(HELD, 0, "nobody", attempt=7, catches_up=True)
+    confirmed = await shell.pull(late, Call(lambda: None))
+    assert (confirmed.version, confirmed.nbytes) == (HELD, 0)
 
 
 async def test_a_run_that_repeats_draws_no_sample_under_newer_weights(tmp_path: Path) -> None:

@@ -143,5 +143,8 @@ class InStep(Schedule):
         if not self.carries:
             return []
         self._leftover = Leftover(*saved.get("left", ()))
-        self._counted = set(carried)
-        return sorted(carried)
+        # A program that runs ahead carries groups of later steps, too, whose records would be freed
+        # before they are taken.
+        surplus = range(self.base, self.base + self._leftover.surplus)
+        self._counted = set(carried).intersection(surplus)
+        return sorted(self._counted)

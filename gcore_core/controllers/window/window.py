@@ -161,7 +161,7 @@ class Window:
         """Takes over the groups that a checkpoint holds; a new run has none."""
         facts = self._context.facts
         ordinals = {header.ordinal for header in facts.carried}
-        kept = self._schedule.restore(facts.state, ordinals)
+        kept = set(self._schedule.restore(facts.state, ordinals))
         self._ledger.carry(header for header in facts.carried if header.ordinal in kept)
         if self._schedule.runs_on:
             self._ledger.lease(kept)  # nothing of them is to be drawn
@@ -331,7 +331,7 @@ class Window:
             one = self._verdict(group)
             self._ledger.settle(one.ordinal, one.verdict, one.reason)
             self._settled[one.ordinal] = one
-            if self._placement.moves:
+            if self._placement.moves and self._schedule.runs_on:
                 self._rollout += self._context.trace.seen(one.group, one.verdict, one.reason)
         self._latest += [self._settled[ordinal] for ordinal in ended]
 

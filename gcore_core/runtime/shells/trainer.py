@@ -450,8 +450,10 @@ class TrainerShell:
             self._store.node,
             adapter,
         )
-        await asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in self._followers))
+        # It is open before the others are asked: where one of them refuses, what is asked of this
+        # rank next ends the export that the rest have begun.
         self._push = source
+        await asyncio.gather(*(insist(rank, PUSH_BEGIN, request) for rank in self._followers))
         self._following = [
             asyncio.ensure_future(self._follow(rank, request, source)) for rank in self._followers
         ]
