@@ -387,7 +387,8 @@ def _written(source: yaml_source.Source, provided: Mapping[str, Provided]) -> di
     for path, item in provided.items():
         if node := _get(user, path):
             node.update(_fitted_config(item, node, path, source))
-    if isinstance(source.texts.get("plugins"), list):  # the short form that the user chose
+    # The short form that the user chose.
+    if isinstance(source.texts.get("plugins"), list):
         user["plugins"] = source.texts["plugins"]
     return user
 
@@ -769,7 +770,8 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
     try:
         return msgspec.convert(config, cls)
     except msgspec.ValidationError as error:
-        own_words = error.__cause__  # the error that the plugin raised, which msgspec has wrapped
+        # The error that the plugin raised, which msgspec has wrapped.
+        own_words = error.__cause__
         if isinstance(own_words, GcoreError):
             if own_words.where.partition(".")[0] in {field.name for field in fields(cls)}:
                 own_words.where = f"{path}.config.{own_words.where}"

@@ -75,7 +75,8 @@ class StreamEndpoint(Generic[Request, Item]):
         return msgspec.msgpack.Decoder(self.item)
 
 
-ALIVE = Endpoint("alive", NoneType, NoneType)  # every process answers it, whatever it serves
+# Every process answers it, whatever it serves.
+ALIVE = Endpoint("alive", NoneType, NoneType)
 
 
 # -- how it is asked -------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class Checkpointing:
         self._context = context
         # The checkpoint of what the trainers hold between two steps.
         self._newest = CommitCheckpoint(facts.start_step, dict(state), {})
-        self._saved = facts.start_step if facts.state else -1  # step of the latest save; -1: none
+        # Step of the latest save; -1: none.
+        self._saved = facts.start_step if facts.state else -1
         self._begun: CommitCheckpoint | None = None  # the save that runs
 
     async def carry(self, step: int, headers: list[Header]) -> None:

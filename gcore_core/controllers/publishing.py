@@ -75,7 +75,8 @@ class Publishing:
         self._placement = placement
         self._stamp = 0
         self.version = -1
-        self._attempts = itertools.count()  # with its version, a push has a name by this number
+        # With its version, a push has a name by this number.
+        self._attempts = itertools.count()
         self._behind = set[str]()  # generators that are; only the lead knows
         context.service.add(CATCH_UP, self.catch_up)
 

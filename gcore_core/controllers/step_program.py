@@ -82,7 +82,8 @@ class StepProgram(ABC):
             digests = self.publishing.digests()
             # A run that goes on may have made all its steps, and have ended without its weights.
             over = self._over()
-            async with self.context.trainers_free():  # until the other shards have evaluated, too
+            # Until the other shards have evaluated, too.
+            async with self.context.trainers_free():
                 evaluated = await unless(stopping, self.evaluation.at(facts.start_step, False))
                 await self.reporting.begin(facts.start_step, evaluated, digests, over)
             for step in range(facts.start_step, facts.run.steps) if not over else ():
@@ -192,7 +193,8 @@ class StepProgram(ABC):
         watch.go_on()
         digests = taken.digests | self.training.digests() | self.publishing.digests()
         evaluated = None
-        async with self.context.trainers_free():  # until the other shards have evaluated, too
+        # Until the other shards have evaluated, too.
+        async with self.context.trainers_free():
             if not stops:
                 evaluated = await unless(self.context.stopping, self.evaluation.at(version, last))
             watch.lap("evaluation")
@@ -217,7 +219,8 @@ class StepProgram(ABC):
         try:
             return await self.training.watching.canaries()
         except WeightMismatch:
-            await self.checkpointing.settle()  # what is being saved was trained on none of them
+            # What is being saved was trained on none of them.
+            await self.checkpointing.settle()
             raise
 
     def is_last(self, step: int, taken: Taken) -> bool:

@@ -71,7 +71,8 @@ class Trace:
         self._journal = Journal(path) if directory else None
         self._shard = shard
         self._encode = msgspec.json.Encoder().encode
-        self._open: dict[tuple[int, int], Record] = {}  # by ``Header.key``, until their verdict
+        # By ``Header.key``, until their verdict.
+        self._open: dict[tuple[int, int], Record] = {}
         self._lines: list[Any] = []
         self._has_begun = False
         self.ahead_s: float | None = None

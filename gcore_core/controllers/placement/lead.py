@@ -191,7 +191,8 @@ class Mover:
         self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
         self._decision = self._replace_if_starving(step, decision)
-        self._sleepers.moved = 0  # it is counted anew for each decision, as is what follows
+        # It is counted anew for each decision, as is what follows.
+        self._sleepers.moved = 0
         self._failed_looks = 0
         self._turns_s = 0.0
         self._served = {}
@@ -396,7 +397,8 @@ class Mover:
             measured_s=last.rollout_s,
             work=work,
         )
-        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]  # the latest, with this one
+        # The latest, with this one.
+        self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]
 
     def _record_outcome(self, last: Last, monitoring_s: float) -> None:
         """Writes the outcome of the latest decision to the journal and into the metrics.

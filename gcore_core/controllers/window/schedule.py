@@ -138,7 +138,8 @@ class Schedule(ABC):
     rounds: int = 0
     ended: list[Told] = field(default_factory=list)
     belief: KeepRate = field(default_factory=KeepRate)
-    _begun: dict[int, int] = field(default_factory=dict)  # ordinal -> version that began it
+    # Ordinal -> version that began it.
+    _begun: dict[int, int] = field(default_factory=dict)
     _told: dict[int, Told] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)  # complete in an earlier step or run
     _drops: bool = False  # whether any group of the run has ever taught nothing
