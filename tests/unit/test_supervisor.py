@@ -17,6 +17,7 @@ from gcore_core.contract.errors import (
     WorkerDied,
     WorkerError,
 )
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import SAVE
 from gcore_core.run.supervisor import Supervisor, _code
@@ -94,7 +95,8 @@ class Exits:
         self._lost_trainer = False
         self._observers = SimpleNamespace(worker_failed=lambda run, failure: None)
         self._run = None
-        self._job = SimpleNamespace(directory=Path("run"))
+        plan = SimpleNamespace(settings=SimpleNamespace(roles={POLICY: None}))
+        self._job = SimpleNamespace(directory=Path("run"), plan=plan)
         self._errors = [DataError("connection closed by peer", where="policy.0")]
         self._site = SimpleNamespace(
             nodes={agent.name: SimpleNamespace(agent=agent) for agent in agents}
