@@ -5,8 +5,10 @@ create` makes.
     [--files FILE ...] [--at-once N]
     python tests/engines/suites.py --create
 
-The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is. With
-several suites at once, what one prints is shown when it has ended.
+The venvs lie where G_CORE_VENVS says; one that is there with the same pins is taken as it is. They
+are made one after the other, since each builds distributions of the checkout in place; a suite
+begins when its own is there. With several suites at once, what one prints is shown when it has
+ended.
 """
 
 from __future__ import annotations
@@ -95,21 +97,25 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="suites at a time (1)")
     parser.add_argument("--create", action="store_true", help="make the venvs, and run nothing")
     args = parser.parse_args()
-    pythons = {engine: create_venv(engine, fresh=args.fresh) for engine in args.engines}
-    if args.create:
-        return 0
 
     def run(engine: str) -> int:
         return run_suite(
             engine,
-            pythons[engine],
+            pythons[engine].result(),
             slow=args.slow,
             select=args.select,
             files=args.files,
             is_alone=args.at_once == 1,
         )
 
-    with ThreadPoolExecutor(args.at_once) as pool:
+    with ThreadPoolExecutor(1) as making, ThreadPoolExecutor(args.at_once) as pool:
+        pythons = {
+            engine: making.submit(create_venv, engine, fresh=args.fresh) for engine in args.engines
+        }
+        if args.create:
+            for python in pythons.values():
+                python.result()
+            return 0
         return max(pool.map(run, args.engines))
 
 
