@@ -86,10 +86,11 @@ class ControllerContext:
 
     @contextlib.asynccontextmanager
     async def trainers_free(self) -> AsyncIterator[None]:
-        """Lets generators that are behind have their weights, inside the block.
+        """Leaves the trainers free inside the block, for pushes to generators that are behind.
 
-        Whatever waits until records are drawn, on this shard or on another, waits inside one:
-        their generator may have been started again, and draws nothing before. Windows do so.
+        A generator that was started again draws nothing before its push. So a program that waits
+        for records, of this shard or of another, must wait inside such a block. Windows do so.
+        Blocks do not overlap.
         """
         self.trainers_turn.release()
         try:

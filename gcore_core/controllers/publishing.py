@@ -109,9 +109,10 @@ class Publishing:
         self.version = version
 
     async def catch_up(self, request: CatchUp, call: Call) -> Nothing:
-        """Returns when a generator that is behind has had its weights; the lead is asked.
+        """Pushes to one generator that is behind; returns when it has its weights, or is lost.
 
-        That push may be the next one to all of them. Raises what its push raised.
+        Only the lead is asked. The push waits until the trainers are free. Where the next push to
+        all generators comes first, it is enough. Raises what the push raised.
         """
         self._behind.add(request.replica)
         with shown(call.progress):
@@ -121,11 +122,10 @@ class Publishing:
         return Nothing()
 
     async def _catch_up(self, replica: str) -> None:
-        """Pushes to a generator that is behind, unless it has had a push meanwhile; then gives the
-        trainers back.
+        """Pushes to one generator, and gives the trainers back.
 
-        A generator that is lost on the way is not waited for: the shard that asks it for records
-        finds it behind again, and asks again.
+        Nothing is pushed where it has had a push meanwhile. A generator that is lost on the way is
+        not waited for. The shard that asks it for records finds it behind again, and asks again.
         """
         try:
             if replica in self._behind:

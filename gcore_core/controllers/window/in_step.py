@@ -87,10 +87,12 @@ class InStep(Schedule):
         is_enough = self._kept() >= self.bounds.prompts or self.issued >= self.bounds.limit
         if self.in_flight or not is_enough:
             return None
+        # What the step trains on: the lowest ordinals that teach, as many as it needs.
         teach = sorted(ordinal for ordinal, one in self._told.items() if one.teaches)
         needed = self.bounds.prompts
         end = teach[needed - 1] + 1 if len(teach) >= needed else self.front
         trained = [self._told[ordinal] for ordinal in teach if ordinal < end]
+        # What it leaves for the next step, with its records or without.
         surplus = range(end, self.front)
         carried = [ordinal for ordinal in surplus if self._is_carried(ordinal)]
         teach_later = sum(self._told[ordinal].teaches for ordinal in carried)
