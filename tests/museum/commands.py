@@ -1,4 +1,4 @@
-"""The commands ``g-core museum run`` and ``g-core museum list``."""
+"""The commands ``run`` and ``list`` of the museum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.kits.commands import print_table, run_file
 from gcore_core.testing import museum
 from gcore_core.testing.museum import Exhibit, Finding
-from gcore_museum.page import page_of
+from tests.museum.page import page_of
 
 JOB = Path(__file__).parent / "job.yaml"
 #: Outcomes of which none may be left for the museum to be in order.
@@ -27,7 +27,7 @@ def run(words: Sequence[str]) -> int:
     alarm.
     """
     parser = argparse.ArgumentParser(
-        prog="g-core museum run",
+        prog="python -m tests.museum run",
         description="Plant faults that were reported in public into small runs.",
     )
     parser.add_argument("ids", nargs="*", metavar="ID", help="exhibits; all without one")
@@ -61,7 +61,7 @@ def findings_of(exhibits: Sequence[Exhibit]) -> list[Finding]:
 def list_exhibits(words: Sequence[str]) -> int:
     """Prints every exhibit with its thread and its fault."""
     argparse.ArgumentParser(
-        prog="g-core museum list", description="List every exhibit."
+        prog="python -m tests.museum list", description="List every exhibit."
     ).parse_args(list(words))
     rows = [[e.kind, e.id, e.thread, "control" if e.control else "", e.fault] for e in chosen()]
     print_table(["kind", "id", "thread", "", "fault"], rows)
@@ -73,21 +73,21 @@ def chosen(ids: Sequence[str] = (), kinds: str = "") -> list[Exhibit]:
 
     Raises ConfigError for an id that none has, and for a letter that is no kind.
     """
-    from gcore_museum.exhibits import ALL
+    from tests.museum.exhibits import ALL
 
     by_id = {exhibit.id: exhibit for exhibit in ALL}
     for word in ids:
         if word not in by_id:
             raise ConfigError(
                 f"the museum has no exhibit {word!r}{did_you_mean(word, list(by_id))}.",
-                where="g-core museum run",
-                todo="g-core museum list",
+                where="python -m tests.museum run",
+                todo="python -m tests.museum list",
             )
     for letter in kinds:
         if letter not in museum.KINDS:
             raise ConfigError(
                 f"the museum has no kind {letter!r}.",
-                where="g-core museum run --kind",
+                where="python -m tests.museum run --kind",
                 todo=f"Take some of {''.join(museum.KINDS)}.",
             )
     return [e for e in ALL if (not ids or e.id in ids) and (not kinds or e.kind in kinds)]

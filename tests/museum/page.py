@@ -12,9 +12,9 @@ _HEAD = """\
 # The museum of silent faults
 
 Each exhibit plants a fault that was reported in public into a small run, and shows what G-Core says
-of it. `g-core museum run --page FILE` wrote this page.
+of it. `python -m tests.museum run --page FILE` wrote this page.
 
-How faults are planted, and what outcomes mean, is in the README of gcore-museum.
+How faults are planted, and what outcomes mean, is in tests/museum/README.md.
 `steps` is how many steps ended between the first act of the fault and the end of the run: 0 is the
 same step.
 

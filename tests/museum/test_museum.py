@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gcore_museum import commands
-from gcore_museum.exhibits import ALL
 
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, WeightMismatch
 from gcore_core.kits.commands import run_file
 from gcore_core.testing import museum
 from gcore_core.testing.museum import Exhibit, Expected, Scene
+from tests.museum import commands
+from tests.museum.exhibits import ALL
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def reports(draft: Draft, value: Any) -> None:
         draft.set(f"observers.{name}.use", f"trackers/{name}")
     if trackers:
         draft.todo.append(
-            f"observers: install gcore-trackers[{','.join(trackers)}], and log in as before."
+            f"observers: install gcore-report[{','.join(trackers)}], and log in as before."
         )
 
 

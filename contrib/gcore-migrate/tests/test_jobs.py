@@ -206,7 +206,7 @@ def test_no_tracker_is_left_out_without_a_word(trainer: str, key: str) -> None:
 
     draft, (alone,) = made(["console", "wandb"])
     assert alone.targets == ("observers.wandb.use",)
-    assert any("install gcore-trackers[wandb]" in todo for todo in draft.todo)
+    assert any("install gcore-report[wandb]" in todo for todo in draft.todo)
     _, (both,) = made(["tensorboard", "wandb"])
     assert both.targets == ("plugins.report", "observers.wandb.use")
 

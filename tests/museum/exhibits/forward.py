@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
-from gcore_museum.exhibits.weights import AGAIN, GENERATOR, RESPLIT, SENTINEL
+from tests.museum.exhibits.weights import AGAIN, GENERATOR, RESPLIT, SENTINEL
 
 ACTION_LOGP = "gcore_language.policy:_action_logp"
 CHOOSE = "gcore_torch.generator:choose"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
-from gcore_museum.exhibits.forward import _prompts
-from gcore_museum.exhibits.weights import AGAIN, GENERATOR
+from tests.museum.exhibits.forward import _prompts
+from tests.museum.exhibits.weights import AGAIN, GENERATOR
 
 SEALS = "seal of a record"
 TERMS = "terms of a loss"

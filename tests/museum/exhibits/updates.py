@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gcore_core.testing.museum import Exhibit, Expected, Scene
-from gcore_museum.exhibits.weights import RESPLIT
+from tests.museum.exhibits.weights import RESPLIT
 
 REFERENCE = "reference at the first updates"
 RATIOS = "first and second ratio"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gcore_algorithms.critic.config import ValueLossConfig
 from gcore_core import hookimpl
 from gcore_core.contract.providers import ObjectiveProvider, RoleProvider
-from gcore_critic.config import ValueLossConfig
 
 #: The role's name.
 CRITIC = "critic"
@@ -27,7 +27,7 @@ def gcore_roles() -> Iterable[RoleProvider]:
 def gcore_objectives() -> Iterable[ObjectiveProvider]:
     yield ObjectiveProvider(
         summary="squared error of values, clipped around the old ones (PPO's critic)",
-        factory="gcore_critic.loss:ValueLoss",
+        factory="gcore_algorithms.critic.loss:ValueLoss",
         config=ValueLossConfig,
         needs=("torch>=2.7",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gcore_critic.config import ValueLossConfig
+from gcore_algorithms.critic.config import ValueLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gcore_algorithms.offline import config
 from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.job_settings import ROLLOUT
@@ -15,7 +16,6 @@ from gcore_core.contract.providers import (
     GeneratorProvider,
     ObjectiveProvider,
 )
-from gcore_offline import config
 
 _TORCH = ("torch>=2.6",)
 _CALLS = {
@@ -38,7 +38,7 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         yield ControllerProvider(
             name=name,
             summary=f"trains on rows with {has}; nothing is sampled, rewarded or pushed",
-            factory=f"gcore_offline.programs:{name.title()}Program",
+            factory=f"gcore_algorithms.offline.programs:{name.title()}Program",
             config=config.PairsConfig if name == "pairs" else config.OfflineConfig,
             calls=_CALLS,
             parts=_PARTS,
@@ -50,19 +50,19 @@ def gcore_datasets() -> Iterable[DatasetProvider]:
     yield DatasetProvider(
         name="chat",
         summary="JSON lines with answers: chats, prompts with completions, or plain texts",
-        factory="gcore_offline.dataset:ChatRows",
+        factory="gcore_algorithms.offline.dataset:ChatRows",
         config=config.RowsFileConfig,
     )
     yield DatasetProvider(
         name="pairs",
         summary="JSON lines with a chosen and a rejected answer, as texts or chats",
-        factory="gcore_offline.dataset:PairRows",
+        factory="gcore_algorithms.offline.dataset:PairRows",
         config=config.RowsFileConfig,
     )
     yield DatasetProvider(
         name="scores",
         summary="JSON lines with an answer and its score",
-        factory="gcore_offline.dataset:ScoredRows",
+        factory="gcore_algorithms.offline.dataset:ScoredRows",
         config=config.RowsFileConfig,
     )
 
@@ -71,7 +71,7 @@ def gcore_datasets() -> Iterable[DatasetProvider]:
 def gcore_generators() -> Iterable[GeneratorProvider]:
     yield GeneratorProvider(
         summary="reads answers of rows, as a policy would have sampled them",
-        factory="gcore_offline.reader:AnswerReader",
+        factory="gcore_algorithms.offline.reader:AnswerReader",
         config=config.AnswersConfig,
         needs=("transformers>=5.0",),
         columns=("label",),
@@ -79,7 +79,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
     yield GeneratorProvider(
         name="texts",
         summary="reads prompts with answers of rows, as a reward model sees them",
-        factory="gcore_offline.reader:TextReader",
+        factory="gcore_algorithms.offline.reader:TextReader",
         config=config.ReaderConfig,
         needs=("transformers>=5.0",),
         columns=("label",),
@@ -91,28 +91,28 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
     yield ObjectiveProvider(
         name="sft",
         summary="negative log-prob of the trained tokens (supervised fine-tuning)",
-        factory="gcore_offline.objectives:Sft",
+        factory="gcore_algorithms.offline.objectives:Sft",
         config=config.SftConfig,
         needs=_TORCH,
     )
     yield ObjectiveProvider(
         name="dpo",
         summary="direct preference optimisation of pairs: sigmoid, hinge or IPO",
-        factory="gcore_offline.objectives:Dpo",
+        factory="gcore_algorithms.offline.objectives:Dpo",
         config=config.DpoConfig,
         needs=_TORCH,
     )
     yield ObjectiveProvider(
         name="bradley-terry",
         summary="a reward model of pairs: the chosen answer's reward exceeds the other's",
-        factory="gcore_offline.objectives:BradleyTerry",
+        factory="gcore_algorithms.offline.objectives:BradleyTerry",
         config=config.BradleyTerryConfig,
         needs=_TORCH,
     )
     yield ObjectiveProvider(
         name="scalar",
         summary="a reward model of scored answers",
-        factory="gcore_offline.objectives:Scalar",
+        factory="gcore_algorithms.offline.objectives:Scalar",
         config=config.ScalarConfig,
         needs=_TORCH,
     )
@@ -166,12 +166,12 @@ def gcore_check_files(
     if directory is None:
         return
     yield tokenizer_look(where, directory, reader, sampled=False)
-    from gcore_offline.rows import nbytes_of_row
+    from gcore_algorithms.offline.rows import nbytes_of_row
 
     for key, dataset in datasets.items():
         rows = RowsOf(plan, key, dataset)
         yield rows.look(
-            "gcore_offline.look:row_problems",
+            "gcore_algorithms.offline.look:row_problems",
             directory,
             reader,
             answers=2 if program == "pairs" else 1,

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gcore_algorithms.offline.config import RowsFileConfig
+from gcore_algorithms.offline.rows import Kind, example_of, prompt_of
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import fields_of, json_lines, open_json_lines, read_again
-from gcore_offline.config import RowsFileConfig
-from gcore_offline.rows import Kind, example_of, prompt_of
 
 
 class AnswerRows:

@@ -12,12 +12,12 @@ from gcore_language.memory import ANSWER_TOKENS, PROMPT_TOKENS
 from gcore_language.prompt_places import first_of
 from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
+from gcore_algorithms.offline.remembered import RememberingTokenizer
+from gcore_algorithms.offline.rows import example_in
+from gcore_algorithms.offline.tokens import Encoded, encode_answers, encode_texts
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.looking import Fact
 from gcore_core.contract.records import Prompt
-from gcore_offline.remembered import RememberingTokenizer
-from gcore_offline.rows import example_in
-from gcore_offline.tokens import Encoded, encode_answers, encode_texts
 
 
 def row_problems(arguments: Mapping[str, Any]) -> Iterator[str | Fact]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
+from gcore_algorithms.offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
 from gcore_core.contract.errors import DataError
-from gcore_offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 

@@ -18,15 +18,15 @@ from gcore_language.model_files import open_model_files
 from gcore_language.model_places import position_limit
 from gcore_language.prompts import added_tokens, load_tokenizer, padding_id
 
+from gcore_algorithms.offline.config import AnswersConfig, ReaderConfig
+from gcore_algorithms.offline.remembered import RememberingTokenizer
+from gcore_algorithms.offline.rows import Example, Turns, example_in
+from gcore_algorithms.offline.tokens import Encoded, encode_answers, encode_texts
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, UNSAMPLED, Prompt
-from gcore_offline.config import AnswersConfig, ReaderConfig
-from gcore_offline.remembered import RememberingTokenizer
-from gcore_offline.rows import Example, Turns, example_in
-from gcore_offline.tokens import Encoded, encode_answers, encode_texts
 
 #: Why a record ended that was not sampled.
 _READ = "read"

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from gcore_algorithms.offline.remembered import RememberingTokenizer
+from gcore_algorithms.offline.rows import Example, Turns
 from gcore_core.contract.errors import DataError
-from gcore_offline.remembered import RememberingTokenizer
-from gcore_offline.rows import Example, Turns
 
 _GENERATION = "{% generation"
 _TIGHT_GENERATION = "{%- generation"

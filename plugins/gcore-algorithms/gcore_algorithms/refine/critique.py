@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from gcore_algorithms.refine.config import CritiqueConfig
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
-from gcore_refine.config import CritiqueConfig
 
 
 class Critique:

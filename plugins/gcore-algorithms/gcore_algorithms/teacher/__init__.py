@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gcore_algorithms.teacher import config
 from gcore_core import hookimpl
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.looking import Look
@@ -18,7 +19,6 @@ from gcore_core.contract.providers import (
     ObjectiveProvider,
     RoleProvider,
 )
-from gcore_teacher import config
 
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 
@@ -47,7 +47,7 @@ def gcore_roles() -> Iterable[RoleProvider]:
 def gcore_annotators() -> Iterable[AnnotatorProvider]:
     yield AnnotatorProvider(
         summary="log-probs under a frozen Hugging Face causal language model, on torch",
-        factory="gcore_teacher.annotator:FrozenModel",
+        factory="gcore_algorithms.teacher.annotator:FrozenModel",
         config=config.FrozenModelConfig,
         needs=_NEEDS,
         twin="gcore_language.twins:twin_of_role",
@@ -59,14 +59,14 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
     yield ObjectiveProvider(
         name="reverse-kl",
         summary="clipped ratio; an action's advantage is how much likelier the teacher finds it",
-        factory="gcore_teacher.objectives:ReverseKl",
+        factory="gcore_algorithms.teacher.objectives:ReverseKl",
         config=config.ReverseKlConfig,
         needs=("torch>=2.7",),
     )
     yield ObjectiveProvider(
         name="jsd",
         summary="generalised Jensen-Shannon divergence to the teacher's likeliest tokens (GKD)",
-        factory="gcore_teacher.objectives:JensenShannon",
+        factory="gcore_algorithms.teacher.objectives:JensenShannon",
         config=config.JensenShannonConfig,
         needs=("torch>=2.7",),
     )
@@ -77,7 +77,7 @@ def gcore_advantages() -> Iterable[AdvantageProvider]:
     yield AdvantageProvider(
         name="no-reward",
         summary="0 for every record: what is good, the teacher says",
-        factory="gcore_teacher.advantages:NoReward",
+        factory="gcore_algorithms.teacher.advantages:NoReward",
         config=config.NoRewardConfig,
     )
 
@@ -85,7 +85,7 @@ def gcore_advantages() -> Iterable[AdvantageProvider]:
 @hookimpl
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """Yields what can be known of models and settings before anything starts."""
-    from gcore_teacher.checks import problems_of
+    from gcore_algorithms.teacher.checks import problems_of
 
     return problems_of(plan)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gcore_algorithms.teacher.config import NoRewardConfig
 from gcore_core.contract.algorithms import GroupScalars
-from gcore_teacher.config import NoRewardConfig
 
 
 class NoReward:

@@ -26,11 +26,11 @@ from gcore_language.policy import Policy, check_layouts
 from gcore_language.prompts import ids_without_token, load_tokenizer
 from gcore_language.vocabularies import tokenizer_difference
 
+from gcore_algorithms.teacher.checks import refusal
+from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP, FrozenModelConfig
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.trainer import TrainRecord
-from gcore_teacher.checks import refusal
-from gcore_teacher.config import TOP_IDS, TOP_LOGP, FrozenModelConfig
 
 
 class FrozenModel:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.testing import AnnotatorContract, ObjectiveContract
 from gcore_core.testing.contracts.objective import make_batch
-from gcore_teacher.config import TOP_IDS, TOP_LOGP
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,14 +20,14 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
-from gcore_teacher.config import (
+from gcore_algorithms.teacher.config import (
     TOP_IDS,
     TOP_LOGP,
     DistillationConfig,
     JensenShannonConfig,
     ReverseKlConfig,
 )
+from gcore_core.contract.algorithms import LOG_RATIO_LIMIT
 
 #: The least probability of all tokens outside of the top k together. It is 1 less a sum of float32
 #: numbers, whose rounding is about this large; below it there is no gradient either.

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from gcore_critic.config import ValueLossConfig
-from gcore_critic.loss import ValueLoss
+from gcore_algorithms.critic.config import ValueLossConfig
+from gcore_algorithms.critic.loss import ValueLoss
 
 from gcore_core.contract.errors import ConfigError
 

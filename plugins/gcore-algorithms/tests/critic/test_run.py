@@ -46,7 +46,7 @@ def gcore_trainers():
     (torch,) = gcore_torch.gcore_trainers()
     yield dataclasses.replace(torch, name="dies", factory="deadly:make")
 """
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs/how-to/ppo.md"
 
 

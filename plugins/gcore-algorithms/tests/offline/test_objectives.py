@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
-from gcore_offline.objectives import BradleyTerry, Dpo, Scalar, Sft
+from gcore_algorithms.offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
+from gcore_algorithms.offline.objectives import BradleyTerry, Dpo, Scalar, Sft
 
 from gcore_core.contract.errors import ConfigError, DataError
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_algorithms.offline.config import AnswersConfig, ReaderConfig
+from gcore_algorithms.offline.reader import AnswerReader, TextReader
 from gcore_language.tiny import save_model
-from gcore_offline.config import AnswersConfig, ReaderConfig
-from gcore_offline.reader import AnswerReader, TextReader
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError

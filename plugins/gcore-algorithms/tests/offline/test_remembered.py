@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_algorithms.offline.config import AnswersConfig, ReaderConfig
+from gcore_algorithms.offline.reader import AnswerReader, RowReader, TextReader
+from gcore_algorithms.offline.remembered import RememberingTokenizer
 from gcore_language.prompts import load_tokenizer
 from gcore_language.tiny import save_model
-from gcore_offline.config import AnswersConfig, ReaderConfig
-from gcore_offline.reader import AnswerReader, RowReader, TextReader
-from gcore_offline.remembered import RememberingTokenizer
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import SampleRequest

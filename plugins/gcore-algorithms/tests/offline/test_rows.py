@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_offline.config import RowsFileConfig
-from gcore_offline.dataset import ChatRows, PairRows, ScoredRows
-from gcore_offline.rows import Example, example_in, example_of
+from gcore_algorithms.offline.config import RowsFileConfig
+from gcore_algorithms.offline.dataset import ChatRows, PairRows, ScoredRows
+from gcore_algorithms.offline.rows import Example, example_in, example_of
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_algorithms.offline.remembered import RememberingTokenizer
+from gcore_algorithms.offline.rows import Example
+from gcore_algorithms.offline.tokens import encode_answers, encode_texts
 from gcore_language.chats import Unreadable
 from gcore_language.prompts import added_tokens
 from gcore_language.tiny import save_tokenizer
-from gcore_offline.remembered import RememberingTokenizer
-from gcore_offline.rows import Example
-from gcore_offline.tokens import encode_answers, encode_texts
 from tokenizers.processors import TemplateProcessing
 
 from gcore_core.contract.errors import DataError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gcore_refine.config import CritiqueConfig
-from gcore_refine.critique import Critique
+from gcore_algorithms.refine.config import CritiqueConfig
+from gcore_algorithms.refine.critique import Critique
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import Prompt

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gcore_algorithms.teacher.annotator import FrozenModel
+from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP, FrozenModelConfig
 from gcore_language import tiny as tokenizers
-from gcore_teacher.annotator import FrozenModel
-from gcore_teacher.config import TOP_IDS, TOP_LOGP, FrozenModelConfig
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 from safetensors.torch import load_file, save_file

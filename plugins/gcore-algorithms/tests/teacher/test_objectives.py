@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_teacher.config import (
+from gcore_algorithms.teacher.config import (
     TOP_IDS,
     TOP_LOGP,
     DistillationConfig,
@@ -19,8 +19,8 @@ from gcore_teacher.config import (
     NoRewardConfig,
     ReverseKlConfig,
 )
-from gcore_teacher.conformance import distilled_batch
-from gcore_teacher.objectives import JensenShannon, ReverseKl
+from gcore_algorithms.teacher.conformance import distilled_batch
+from gcore_algorithms.teacher.objectives import JensenShannon, ReverseKl
 
 from gcore_core.contract.errors import ConfigError
 

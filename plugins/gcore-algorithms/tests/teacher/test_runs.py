@@ -16,7 +16,7 @@ from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.rest
 
-GUIDE = Path(__file__).parents[3] / "docs" / "how-to" / "distillation.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "how-to" / "distillation.md"
 STEPS = 3
 
 DIES = '''
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import AnnotatorProvider
-from gcore_teacher.annotator import FrozenModel
-from gcore_teacher.config import FrozenModelConfig
+from gcore_algorithms.teacher.annotator import FrozenModel
+from gcore_algorithms.teacher.config import FrozenModelConfig
 
 
 class Dies(FrozenModel):

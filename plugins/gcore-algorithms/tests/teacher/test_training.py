@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_teacher.config import TOP_IDS, TOP_LOGP
+from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP
 from transformers import AutoModelForCausalLM
 
 from gcore_core.testing.runs import run_together

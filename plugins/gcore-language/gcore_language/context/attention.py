@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcore_context.groups import ContextGroups
-from gcore_context.kernels import Kernel
-from gcore_context.layout import Layout
-from gcore_context.ring import Turns, ring_attention
-from gcore_context.settings import divided_heads
-from gcore_context.ulysses import spread_heads, to_heads, to_tokens
 from gcore_core.contract.errors import ConfigError
+from gcore_language.context.groups import ContextGroups
+from gcore_language.context.kernels import Kernel
+from gcore_language.context.layout import Layout
+from gcore_language.context.ring import Turns, ring_attention
+from gcore_language.context.settings import divided_heads
+from gcore_language.context.ulysses import spread_heads, to_heads, to_tokens
 
 #: Name in transformers' attention interface.
 NAME = "gcore_context"

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gcore_language.packing import ragged
 
 #: How much more than an even share of the work a member may have, as a factor.

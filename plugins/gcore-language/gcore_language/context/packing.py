@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from gcore_language.packing import Batch, Sample, in_one_row
 
-from gcore_context.layout import record_costs
+from gcore_language.context.layout import record_costs
+from gcore_language.packing import Batch, Sample, in_one_row
 
 
 def shared_batches(

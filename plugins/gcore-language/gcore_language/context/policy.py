@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gcore_core.contract.errors import ConfigError
+from gcore_language.context.attention import ARGUMENT, NAME, SharedRow, register
+from gcore_language.context.groups import ContextGroups
+from gcore_language.context.kernels import kernel_for
+from gcore_language.context.layout import Layout
 from gcore_language.packing import Batch, Sample, in_one_row, micro_batches
 from gcore_language.policy import Entropy, Policy
 from gcore_language.shared_values import PolicyWithValues
 from gcore_language.values import ValueModel
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from gcore_context.attention import ARGUMENT, NAME, SharedRow, register
-from gcore_context.groups import ContextGroups
-from gcore_context.kernels import kernel_for
-from gcore_context.layout import Layout
-from gcore_core.contract.errors import ConfigError
 
 #: Layers of these kinds say what they see by arguments that the attention gets.
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})

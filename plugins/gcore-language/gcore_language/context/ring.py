@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gcore_context.groups import ContextGroups
-from gcore_context.kernels import Kernel, Merged
-from gcore_context.layout import Pair
+from gcore_language.context.groups import ContextGroups
+from gcore_language.context.kernels import Kernel, Merged
+from gcore_language.context.layout import Pair
 
 
 @dataclass(frozen=True)

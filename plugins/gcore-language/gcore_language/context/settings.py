@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gcore_language.settings import require
-
 from gcore_core.contract.errors import ConfigError
+from gcore_language.settings import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
+from gcore_language.context.groups import ContextGroups, make_groups
+from gcore_language.context.layout import cut_where_needed, shared_by_all
+from gcore_language.context.packing import shared_batches
+from gcore_language.context.policy import SharedPolicy, Split, check_shared, shared_policy
+from gcore_language.context.settings import ContextSettings, divided_heads
 from gcore_language.packing import Batch, Sample
 from gcore_language.policy import Policy
 from gcore_language.ranks import Ranks
-
-from gcore_context.groups import ContextGroups, make_groups
-from gcore_context.layout import cut_where_needed, shared_by_all
-from gcore_context.packing import shared_batches
-from gcore_context.policy import SharedPolicy, Split, check_shared, shared_policy
-from gcore_context.settings import ContextSettings, divided_heads
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import ConfigError
 
 
 class Sharing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gcore_context.layout import Layout, cut_where_needed, record_costs, shared_by_all
+from gcore_language.context.layout import Layout, cut_where_needed, record_costs, shared_by_all
 
 MIXED = [17, 1, 0, 700, 64, 3, 1030]
 

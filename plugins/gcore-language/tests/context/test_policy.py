@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_context.attention import SharedRow, transformers_attention
-from gcore_context.groups import ContextGroups
-from gcore_context.kernels import BlockKernel, FlashKernel, Kernel
-from gcore_context.layout import shared_by_all
-from gcore_context.packing import shared_batches
-from gcore_context.policy import SharedPolicy, check_shared
+from gcore_language.context.attention import SharedRow, transformers_attention
+from gcore_language.context.groups import ContextGroups
+from gcore_language.context.kernels import BlockKernel, FlashKernel, Kernel
+from gcore_language.context.layout import shared_by_all
+from gcore_language.context.packing import shared_batches
+from gcore_language.context.policy import SharedPolicy, check_shared
 from gcore_language.packing import Sample, micro_batches
 from gcore_language.policy import Policy
 from gcore_language.tiny import CONFIGS

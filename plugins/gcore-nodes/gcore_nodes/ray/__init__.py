@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import LauncherProvider, VenvProvider
-from gcore_ray.config import RayConfig
+from gcore_nodes.ray.config import RayConfig
 
 
 @hookimpl
 def gcore_launchers() -> Iterable[LauncherProvider]:
     yield LauncherProvider(
         summary="the machines of a Ray cluster",
-        factory="gcore_ray.launcher:RayLauncher",
+        factory="gcore_nodes.ray.launcher:RayLauncher",
         config=RayConfig,
         needs=("ray>=2.50",),
     )
@@ -29,6 +29,6 @@ def gcore_venvs() -> Iterable[VenvProvider]:
         name="cpu",
         summary="Ray, for g-core on a cluster of the same version; machines without CUDA",
         engine="ray",
-        requirements="gcore_ray:cpu.txt",
+        requirements="gcore_nodes.ray:cpu.txt",
     )
-    yield VenvProvider(name="cuda", summary="the same for CUDA", engine="ray", extras=("engine",))
+    yield VenvProvider(name="cuda", summary="the same for CUDA", engine="ray", extras=("ray",))

@@ -1,4 +1,4 @@
-"""Speaks with Ray for a supervisor: ``python -m gcore_ray.cluster``.
+"""Speaks with Ray for a supervisor: ``python -m gcore_nodes.ray.cluster``.
 
 It has a process of its own. Ray ends a process that is connected to it when its node's daemon ends,
 takes over its signals, and starts threads there; the supervisor has to outlive all of that, at
@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from gcore_ray.bundles import (
+from gcore_nodes.ray.bundles import (
     Bundle,
     RayNode,
     addresses_of,
@@ -35,8 +35,8 @@ from gcore_ray.bundles import (
     pinned,
     shortage,
 )
-from gcore_ray.keeper import Keeper
-from gcore_ray.messages import (
+from gcore_nodes.ray.keeper import Keeper
+from gcore_nodes.ray.messages import (
     Close,
     Ended,
     Event,
@@ -305,8 +305,8 @@ class Cluster:
             todo = "see the logs of Ray on that node"
             if missing:
                 todo = (
-                    "install gcore-ray and the plugins of the job, in the versions of here, where "
-                    "Ray runs on that node"
+                    "install gcore-nodes and the plugins of the job, in the versions of here, "
+                    "where Ray runs on that node"
                 )
         return Failed(f"{address} cannot be used", why, todo)
 

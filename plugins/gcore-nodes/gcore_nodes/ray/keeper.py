@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gcore_ray.sealing import Receiver
+from gcore_nodes.ray.sealing import Receiver
 
 _READ_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 20  # of what an agent has written and nobody has asked for

@@ -29,11 +29,11 @@ from gcore_core.kits.machines import (
     read_facts,
     start_by_command,
 )
-from gcore_ray.config import RayConfig
-from gcore_ray.keeper import order
-from gcore_ray.link import COMMAND, Link, linked
-from gcore_ray.messages import KeptNode, Wish
-from gcore_ray.sealing import seal
+from gcore_nodes.ray.config import RayConfig
+from gcore_nodes.ray.keeper import order
+from gcore_nodes.ray.link import COMMAND, Link, linked
+from gcore_nodes.ray.messages import KeptNode, Wish
+from gcore_nodes.ray.sealing import seal
 
 log = logging.getLogger(__name__)
 

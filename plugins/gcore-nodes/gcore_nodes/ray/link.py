@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, WorkerError
-from gcore_ray.messages import (
+from gcore_nodes.ray.messages import (
     Close,
     Ended,
     Event,
@@ -30,7 +30,7 @@ from gcore_ray.messages import (
     Wish,
 )
 
-COMMAND = (sys.executable, "-m", "gcore_ray.cluster")
+COMMAND = (sys.executable, "-m", "gcore_nodes.ray.cluster")
 _LINE_BYTES = 1 << 26
 _KEPT_LINES = 200  # of what the process writes beside its events
 _TAIL_LINES = 3  # of these, shown when it fails

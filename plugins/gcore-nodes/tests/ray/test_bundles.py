@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gcore_ray.bundles import (
+from gcore_nodes.ray.bundles import (
     Bundle,
     RayNode,
     addresses_of,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_ray.config import RayConfig
-from gcore_ray.launcher import RayLauncher
-from gcore_ray.link import COMMAND
+from gcore_nodes.ray.config import RayConfig
+from gcore_nodes.ray.launcher import RayLauncher
+from gcore_nodes.ray.link import COMMAND
 
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.launching import Site
@@ -26,7 +26,7 @@ from tests.support.ray_nodes import Cluster, ray_nodes
 
 pytestmark = [pytest.mark.engine]
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"
 PATIENCE_S = 10.0
 #: For what takes long only on a machine that is busy.

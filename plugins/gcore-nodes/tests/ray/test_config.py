@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gcore_ray.config import RayConfig
+from gcore_nodes.ray.config import RayConfig
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import sys
 from typing import Any
 
 import pytest
-from gcore_ray import keeper
+from gcore_nodes.ray import keeper
 
 WITHIN_S = 60.0  # on a machine that is busy
 
 CHILD = """
 import os, time
-from gcore_ray.keeper import end_with_parent
+from gcore_nodes.ray.keeper import end_with_parent
 end_with_parent(os._exit, 0.01)
 os.write(1, b"ready")
 time.sleep(1000)

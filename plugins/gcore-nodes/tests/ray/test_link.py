@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from gcore_ray.config import RayConfig
-from gcore_ray.launcher import RayLauncher
+from gcore_nodes.ray.config import RayConfig
+from gcore_nodes.ray.launcher import RayLauncher
 
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import ElasticLauncher, NodeFacts
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rest
 
 BEGIN = """
 import sys, msgspec
-from gcore_ray.messages import *
+from gcore_nodes.ray.messages import *
 from gcore_core.kits.launching import machine_facts
 wish = msgspec.json.decode(sys.stdin.readline(), type=Wish)
 def tell(event):

@@ -9,9 +9,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from gcore_ray import cluster as module
-from gcore_ray.cluster import Cluster, Refused
-from gcore_ray.messages import Event, Waiting, Wish
+from gcore_nodes.ray import cluster as module
+from gcore_nodes.ray.cluster import Cluster, Refused
+from gcore_nodes.ray.messages import Event, Waiting, Wish
 
 
 class FakeRay:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gcore_ray.keeper import order, read_order
-from gcore_ray.sealing import Receiver, SealBroken, seal
+from gcore_nodes.ray.keeper import order, read_order
+from gcore_nodes.ray.sealing import Receiver, SealBroken, seal
 
 CONTENT = b"the secret of a run" * 9
 

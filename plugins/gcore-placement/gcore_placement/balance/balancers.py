@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from gcore_balance import assign
-from gcore_balance.config import CostConfig, TokensConfig
-from gcore_balance.cost import CostModel, features
 from gcore_core.contract.algorithms import Work
+from gcore_placement.balance import assign
+from gcore_placement.balance.config import CostConfig, TokensConfig
+from gcore_placement.balance.cost import CostModel, features
 
 
 class _Dealer(ABC):

@@ -194,7 +194,7 @@ def _play(  # noqa: C901, PLR0912, PLR0915
     in_turn: bool,
     dealing: tuple[int, int],
 ) -> Played:
-    """Plays one rollout; ``gcore_queueing.step.play`` has the arguments with names and checks.
+    """Plays one rollout; ``play`` of ``step`` has the arguments with names and checks.
 
     actions: float64[2, N, G], tokens that each record takes of the policy and of the judge.
     prompts: float64[2, N, G], tokens that are read before those.

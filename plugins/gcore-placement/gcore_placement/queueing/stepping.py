@@ -38,8 +38,8 @@ from numba import njit
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.controllers.keep_rate import KeepRate
-from gcore_queueing import events
-from gcore_queueing.events import (
+from gcore_placement.queueing import events
+from gcore_placement.queueing.events import (
     BASE,
     CACHE,
     CACHED,
@@ -53,7 +53,7 @@ from gcore_queueing.events import (
     _set,
     inlined,
 )
-from gcore_queueing.step import Engines, Groups, Played, profile_table
+from gcore_placement.queueing.step import Engines, Groups, Played, profile_table
 
 #: Most rounds of decoding in a stretch; also how many of a real engine's steps a factor is from.
 STRETCH = 64
@@ -111,7 +111,7 @@ def play(
     instructions: float,
     seed: int,
 ) -> Played:
-    """Simulates a rollout on the second model; see ``gcore_queueing.step.play``.
+    """Simulates a rollout on the second model; see ``gcore_placement.queueing.step.play``.
 
     Raises ValueError for mode coresident, of which this model knows nothing.
 

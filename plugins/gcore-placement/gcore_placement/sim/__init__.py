@@ -12,14 +12,14 @@ from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_sim import config
+from gcore_placement.sim import config
 
 
 @hookimpl
 def gcore_generators() -> Iterable[p.GeneratorProvider]:
     yield p.GeneratorProvider(
         summary="an engine with continuous batching that only spends time",
-        factory="gcore_sim.generator:SimGenerator",
+        factory="gcore_placement.sim.generator:SimGenerator",
         config=config.GeneratorConfig,
         capabilities=frozenset(
             {"abort", "determinism", "logprobs", "sleep", "weights.fingerprint"}
@@ -32,7 +32,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
 def gcore_trainers() -> Iterable[p.TrainerProvider]:
     yield p.TrainerProvider(
         summary="a trainer that only spends time; it can learn a table of letters",
-        factory="gcore_sim.trainer:SimTrainer",
+        factory="gcore_placement.sim.trainer:SimTrainer",
         config=config.TrainerConfig,
     )
 
@@ -41,7 +41,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
 def gcore_objectives() -> Iterable[p.ObjectiveProvider]:
     yield p.ObjectiveProvider(
         summary="-advantage * logp, which the emulated trainer has built in",
-        factory="gcore_sim.objective:PolicyGradient",
+        factory="gcore_placement.sim.objective:PolicyGradient",
     )
 
 
@@ -50,7 +50,7 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
     yield p.RewardProvider(
         name="judge",
         summary="0 or 1 by chance, after the time that judges would take",
-        factory="gcore_sim.judge:SimJudge",
+        factory="gcore_placement.sim.judge:SimJudge",
         config=config.JudgeConfig,
     )
     yield p.RewardProvider(
@@ -59,7 +59,7 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
             "asks an emulated judge about each record; rows say how long it thinks and "
             "whether a group teaches"
         ),
-        factory="gcore_sim.asking:SimAsks",
+        factory="gcore_placement.sim.asking:SimAsks",
         config=config.AsksConfig,
         asks=True,
     )
@@ -70,7 +70,7 @@ def gcore_datasets() -> Iterable[p.DatasetProvider]:
     yield p.DatasetProvider(
         name="prompts",
         summary="rows that say how long their prompt and answers are",
-        factory="gcore_sim.prompts:SimPrompts",
+        factory="gcore_placement.sim.prompts:SimPrompts",
         config=config.PromptsConfig,
     )
 
@@ -80,13 +80,13 @@ def gcore_launchers() -> Iterable[p.LauncherProvider]:
     yield p.LauncherProvider(
         name="crowd",
         summary="many emulated workers in each of a few processes on this machine",
-        factory="gcore_sim.crowd:CrowdLauncher",
+        factory="gcore_placement.sim.crowd:CrowdLauncher",
         config=config.CrowdConfig,
     )
     yield p.LauncherProvider(
         name="inline",
         summary="everything in this process; on virtual time under `g-core sim run`",
-        factory="gcore_sim.crowd:InlineCrowdLauncher",
+        factory="gcore_placement.sim.crowd:InlineCrowdLauncher",
         config=config.CrowdConfig,
     )
 
@@ -96,7 +96,7 @@ def gcore_commands() -> Iterable[p.CommandProvider]:
     yield p.CommandProvider(
         name="run",
         summary="run a job of emulated backends on virtual time",
-        factory="gcore_sim.command:run",
+        factory="gcore_placement.sim.command:run",
     )
 
 

@@ -45,8 +45,8 @@ from gcore_core.contract.records import Lease
 from gcore_core.controllers.window.ahead import Ahead
 from gcore_core.controllers.window.dealing import deal
 from gcore_core.controllers.window.schedule import Bounds, Membership, Told
-from gcore_sim.batching import ContinuousBatch, Key
-from gcore_sim.config import EngineProfile
+from gcore_placement.sim.batching import ContinuousBatch, Key
+from gcore_placement.sim.config import EngineProfile
 
 #: Steps whose groups may be begun for one that keeps none of them.
 _MOST_ROUNDS = 64

@@ -16,8 +16,8 @@ from typing import Any
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import print_table
-from gcore_sim.ahead import AheadJob, Layout, simulate_ahead, summarize
-from gcore_sim.ahead_trace import MeasuredRun, measured_run
+from gcore_placement.sim.ahead import AheadJob, Layout, simulate_ahead, summarize
+from gcore_placement.sim.ahead_trace import MeasuredRun, measured_run
 
 #: Number of parties -> how many parts the devices are cut into for the splits that are tried at
 #: first; then come those between the best one and its neighbours.

@@ -33,7 +33,7 @@ from gcore_core.contract.measurements import Requests
 from gcore_core.contract.run_files import Asked, Record, read_metrics, read_trace
 from gcore_core.controllers.placement.fitting import LEAST, fit_engine
 from gcore_core.kits.runs import read_config
-from gcore_sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
+from gcore_placement.sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
 
 #: Verdicts on groups of which is known whether they teach.
 _DECIDED = frozenset({"trained", "filtered"})

@@ -13,7 +13,7 @@ from gcore_core.contract.order import sample_seed
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_sim.config import AsksConfig
+from gcore_placement.sim.config import AsksConfig
 
 #: Lengths of verdicts on rows that do not say them.
 _VERDICT = {

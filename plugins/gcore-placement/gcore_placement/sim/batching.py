@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from gcore_sim.config import EngineProfile
+from gcore_placement.sim.config import EngineProfile
 
 Key = tuple[int, int]  # ordinal, sample
 

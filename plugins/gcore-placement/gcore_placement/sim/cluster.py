@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from gcore_queueing import stepping
-from gcore_queueing.step import Engines, Groups, Played, coresident, lower_bound, play, room_of
 
 from gcore_core.contract.algorithms import Balancer, Work
 from gcore_core.contract.engine_profiles import Profile
@@ -29,8 +27,18 @@ from gcore_core.contract.placement import (
     Window,
 )
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
-from gcore_sim.config import TrainerConfig
-from gcore_sim.workloads import INSTRUCTIONS, Workload
+from gcore_placement.queueing import stepping
+from gcore_placement.queueing.step import (
+    Engines,
+    Groups,
+    Played,
+    coresident,
+    lower_bound,
+    play,
+    room_of,
+)
+from gcore_placement.sim.config import TrainerConfig
+from gcore_placement.sim.workloads import INSTRUCTIONS, Workload
 
 ORACLE = "oracle"
 #: Names of the two roles that a simulated run has.
@@ -43,7 +51,7 @@ _SYNC_S = 10.0  # a push of weights and the wake after it
 class Truth:
     """How the engines behave, where policies are told something else.
 
-    They follow the second model, ``gcore_queueing.stepping``, which no policy carries.
+    They follow the second model, ``gcore_placement.queueing.stepping``, which no policy carries.
 
     profiles: those that the engines have; ``Cluster.profiles`` are what policies are told.
     factors: by which stretches of steps take longer or shorter; see ``stepping.slowness``.

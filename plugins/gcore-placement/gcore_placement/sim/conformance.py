@@ -22,7 +22,7 @@ from gcore_core.testing import (
 )
 from gcore_core.testing.contracts.scorer import Waited
 from gcore_core.testing.safetensors_files import Tensors
-from gcore_sim.policy import LETTERS, initial_table, tensors_of
+from gcore_placement.sim.policy import LETTERS, initial_table, tensors_of
 
 
 class TestGenerator(GeneratorContract):

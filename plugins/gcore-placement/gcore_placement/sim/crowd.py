@@ -38,8 +38,8 @@ from gcore_core.kits.launching import (
     process_usage,
     spawn_process,
 )
-from gcore_sim.config import CrowdConfig
-from gcore_sim.host import HostSpec, is_emulated, serve
+from gcore_placement.sim.config import CrowdConfig
+from gcore_placement.sim.host import HostSpec, is_emulated, serve
 
 _TAIL_BYTES = 8192
 
@@ -196,7 +196,7 @@ class Hosts(Crowd):
             spec = HostSpec(name=f"host.{number}", workers=emulated[number :: self._most])
             log = self._logs / f"{spec.name}.log"
             process, lifeline = await spawn_process(
-                [sys.executable, "-u", "-m", "gcore_sim.host"], spec, log
+                [sys.executable, "-u", "-m", "gcore_placement.sim.host"], spec, log
             )
             self._processes[spec.name] = process
             self._lifelines.append(lifeline)

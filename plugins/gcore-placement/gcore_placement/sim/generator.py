@@ -24,10 +24,10 @@ from gcore_core.contract.records import (
     TensorSpec,
     WeightPlan,
 )
-from gcore_sim.batching import ContinuousBatch, Key
-from gcore_sim.clock import spend
-from gcore_sim.config import GeneratorConfig
-from gcore_sim.policy import (
+from gcore_placement.sim.batching import ContinuousBatch, Key
+from gcore_placement.sim.clock import spend
+from gcore_placement.sim.config import GeneratorConfig
+from gcore_placement.sim.policy import (
     END,
     LETTERS,
     Table,
@@ -37,7 +37,7 @@ from gcore_sim.policy import (
     tensors_of,
     weight_specs,
 )
-from gcore_sim.prompts import AnswerLengths, answer_lengths
+from gcore_placement.sim.prompts import AnswerLengths, answer_lengths
 
 _BYTES_PER_GB = 10**9
 _SHIFTS = 1 << 16  # payloads that differ

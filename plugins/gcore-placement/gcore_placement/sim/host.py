@@ -1,4 +1,4 @@
-"""Runs many emulated workers in one process: ``python -m gcore_sim.host``.
+"""Runs many emulated workers in one process: ``python -m gcore_placement.sim.host``.
 
 Only the crowd's launcher starts it. Every worker is the core's own, with a service, a network and a
 socket to itself. Only the thread in which it would compute is missing: its backend spends time on
@@ -25,7 +25,7 @@ from gcore_core.kits.launching import (
     in_main_thread,
     read_spec,
 )
-from gcore_sim.clock import LoopCompute
+from gcore_placement.sim.clock import LoopCompute
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def is_emulated(spec: WorkerSpec) -> bool:
     and each of them gets every record, so they are better off alone.
     """
     return "backend" in spec.factories and spec.factories["backend"].factory.startswith(
-        "gcore_sim."
+        "gcore_placement.sim."
     )
 
 

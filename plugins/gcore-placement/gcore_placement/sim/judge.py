@@ -9,9 +9,9 @@ import xxhash
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_sim.clock import spend
-from gcore_sim.config import JudgeConfig
-from gcore_sim.prompts import AnswerLengths
+from gcore_placement.sim.clock import spend
+from gcore_placement.sim.config import JudgeConfig
+from gcore_placement.sim.prompts import AnswerLengths
 
 
 class SimJudge:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.installing import install_command
-from gcore_sim.cluster import ORACLE, Row
+from gcore_placement.sim.cluster import ORACLE, Row
 
 
 def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
@@ -27,7 +27,9 @@ def plot(rows: Sequence[Row], file: Path, title: str = "") -> None:
         from matplotlib import pyplot
     except ImportError:
         raise ConfigError(
-            "matplotlib is not installed.", where="--plot", todo=install_command("gcore-sim[plot]")
+            "matplotlib is not installed.",
+            where="--plot",
+            todo=install_command("gcore-placement[plot]"),
         ) from None
     figure, (seconds, shares, idle) = pyplot.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
     names = list(dict.fromkeys(row.policy for row in rows))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gcore_core.contract.order import row_of
 from gcore_core.contract.records import Prompt
-from gcore_sim.config import KINDS, Drift, PromptsConfig, Skew
+from gcore_placement.sim.config import KINDS, Drift, PromptsConfig, Skew
 
 _PROMPT_SIGMA = 0.5
 

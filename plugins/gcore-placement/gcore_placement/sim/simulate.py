@@ -15,5 +15,5 @@ from gcore_core.contract.providers import CommandProvider
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="what placement policies would make of a workload, on any number of devices",
-        factory="gcore_sim.trying:run",
+        factory="gcore_placement.sim.trying:run",
     )

@@ -14,9 +14,9 @@ from gcore_core.contract.errors import NonFiniteLoss
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.testing.safetensors_files import write_safetensors
-from gcore_sim.clock import spend
-from gcore_sim.config import TrainerConfig
-from gcore_sim.policy import LETTERS, initial_table, table_of, tensors_of, weight_specs
+from gcore_placement.sim.clock import spend
+from gcore_placement.sim.config import TrainerConfig
+from gcore_placement.sim.policy import LETTERS, initial_table, table_of, tensors_of, weight_specs
 
 
 class SimTrainer:

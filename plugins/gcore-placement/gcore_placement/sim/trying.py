@@ -20,8 +20,8 @@ from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.factories import FactorySpec, build, reference_to
 from gcore_core.contract.providers import Provider
 from gcore_core.kits.commands import Plugins, catalog, print_table
-from gcore_sim.cluster import ORACLE, Cluster, Row, simulate
-from gcore_sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
+from gcore_placement.sim.cluster import ORACLE, Cluster, Row, simulate
+from gcore_placement.sim.workloads import PUBLISHED, Lengths, Published, Recorded, recorded
 
 #: With this word another simulation runs, which has words of its own.
 _AHEAD = "--async"
@@ -45,7 +45,7 @@ def run(words: list[str]) -> int:
     Raises ConfigError for arguments that do not fit together, DataError for a trace without steps.
     """
     if _AHEAD in words:
-        from gcore_sim import ahead_command
+        from gcore_placement.sim import ahead_command
 
         return ahead_command.run([word for word in words if word != _AHEAD])
     args = _parser().parse_args(words)
@@ -89,7 +89,7 @@ def run(words: list[str]) -> int:
     rows = list(simulate(cluster, workload, policies, args.steps, args.seed, balancer))
     summaries = summary(rows)
     if args.plot is not None:
-        from gcore_sim.plot import plot
+        from gcore_placement.sim.plot import plot
 
         plot(rows, args.plot)
     if args.json:

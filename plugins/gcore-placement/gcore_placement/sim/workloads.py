@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from gcore_queueing.step import Groups
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.run_files import Record, read_trace
+from gcore_placement.queueing.step import Groups
 
 #: Tokens of a prompt.
 PROMPT = 512.0

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from gcore_balance import assign
+from gcore_placement.balance import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gcore_balance.config import CostConfig
+from gcore_placement.balance.config import CostConfig
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.testing import BalancerContract

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from gcore_balance.balancers import Cost, LptTokens, Snake
-from gcore_balance.config import CostConfig, TokensConfig
-from gcore_balance.cost import CostModel, features, nonnegative
+from gcore_placement.balance.balancers import Cost, LptTokens, Snake
+from gcore_placement.balance.config import CostConfig, TokensConfig
+from gcore_placement.balance.cost import CostModel, features, nonnegative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,9 +10,13 @@ from gcore_core.contract.factories import FactorySpec
 from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 COST = FactorySpec(
-    "gcore_balance.balancers:Cost", "gcore_balance.config:CostConfig", {"hidden_size": 64}
+    "gcore_placement.balance.balancers:Cost",
+    "gcore_placement.balance.config:CostConfig",
+    {"hidden_size": 64},
 )
-TOKENS = FactorySpec("gcore_balance.balancers:LptTokens", "gcore_balance.config:TokensConfig", {})
+TOKENS = FactorySpec(
+    "gcore_placement.balance.balancers:LptTokens", "gcore_placement.balance.config:TokensConfig", {}
+)
 
 
 def run(tmp_path: Path, **changes) -> Outcome:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gcore_queueing import events, stepping
-from gcore_queueing.step import Engines, Groups, Played, play
+from gcore_placement.queueing import events, stepping
+from gcore_placement.queueing.step import Engines, Groups, Played, play
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.controllers.keep_rate import KeepRate

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gcore_sim import ahead_command
-from gcore_sim.ahead import (
+from gcore_placement.sim import ahead_command
+from gcore_placement.sim.ahead import (
     AheadJob,
     Asking,
     GroupLengths,
@@ -20,10 +20,10 @@ from gcore_sim.ahead import (
     mean_seconds,
     simulate_ahead,
 )
-from gcore_sim.ahead_trace import measured_run
-from gcore_sim.batching import ContinuousBatch
-from gcore_sim.command import run as run_virtual
-from gcore_sim.config import EngineProfile
+from gcore_placement.sim.ahead_trace import measured_run
+from gcore_placement.sim.batching import ContinuousBatch
+from gcore_placement.sim.command import run as run_virtual
+from gcore_placement.sim.config import EngineProfile
 
 from gcore_core import cli
 

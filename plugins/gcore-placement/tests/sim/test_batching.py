@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gcore_sim.batching import ContinuousBatch, Key
-from gcore_sim.config import EngineProfile
+from gcore_placement.sim.batching import ContinuousBatch, Key
+from gcore_placement.sim.config import EngineProfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from gcore_sim.clock import LoopCompute, spend
+from gcore_placement.sim.clock import LoopCompute, spend
 
 from gcore_core.testing.simulation import VirtualLoop, run_virtual
 

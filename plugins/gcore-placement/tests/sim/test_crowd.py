@@ -58,7 +58,7 @@ def hosts() -> list[int]:
             command = (stat.parent / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended meanwhile
-        if parent == os.getpid() and b"gcore_sim.host" in command:
+        if parent == os.getpid() and b"gcore_placement.sim.host" in command:
             found.append(int(stat.parent.name))
     return found
 

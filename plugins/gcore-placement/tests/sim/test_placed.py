@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from gcore_placement import costs
 from gcore_placement.explain import run as explain
-from gcore_sim.command import run
-from gcore_sim.config import Drift, PromptsConfig
-from gcore_sim.prompts import SimPrompts
+from gcore_placement.sim.command import run
+from gcore_placement.sim.config import Drift, PromptsConfig
+from gcore_placement.sim.prompts import SimPrompts
 
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, PlacementError

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gcore_sim.config import (
+from gcore_placement.sim.config import (
     KINDS,
     CrowdConfig,
     EngineProfile,
@@ -16,7 +16,7 @@ from gcore_sim.config import (
     Skew,
     TrainerConfig,
 )
-from gcore_sim.prompts import AnswerLengths, SimPrompts, answer_lengths
+from gcore_placement.sim.prompts import AnswerLengths, SimPrompts, answer_lengths
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.order import row_of, sample_seed

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gcore_balance.balancers import Cost
-from gcore_balance.config import CostConfig
+from gcore_placement.balance.balancers import Cost
+from gcore_placement.balance.config import CostConfig
 from gcore_placement.config import ReplayConfig, SplitConfig
 from gcore_placement.fixed import Colocated, FixedSplit
 from gcore_placement.replay import Replay
-from gcore_sim.cluster import ORACLE, Cluster, simulate
-from gcore_sim.trying import summary
-from gcore_sim.workloads import PUBLISHED, Lengths, Published, recorded
+from gcore_placement.sim.cluster import ORACLE, Cluster, simulate
+from gcore_placement.sim.trying import summary
+from gcore_placement.sim.workloads import PUBLISHED, Lengths, Published, recorded
 
 from gcore_core import cli
 from gcore_core.contract.errors import DataError

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from gcore_sim.command import run
-from gcore_sim.config import GeneratorConfig, JudgeConfig, Payload, TrainerConfig
-from gcore_sim.generator import SimGenerator
-from gcore_sim.judge import SimJudge
+from gcore_placement.sim.command import run
+from gcore_placement.sim.config import GeneratorConfig, JudgeConfig, Payload, TrainerConfig
+from gcore_placement.sim.generator import SimGenerator
+from gcore_placement.sim.judge import SimJudge
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
@@ -235,7 +235,7 @@ def test_a_judge_that_takes_too_long_is_restarted(
 
 
 def test_the_recipe_has_256_devices() -> None:
-    plan = load_plan(Path(__file__).parents[1] / "recipes" / "256.yaml")
+    plan = load_plan(Path(__file__).parents[2] / "recipes" / "256.yaml")
     assert (
         sum(role["slots"] for role in plan.config["roles"].values())
         == plan.config["cluster"]["devices"]

@@ -13,5 +13,5 @@ def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         name="default",
         summary="ask a run's policy, and others beside it, the tasks of Inspect",
-        factory="gcore_eval.commands:evaluate",
+        factory="gcore_report.eval.commands:evaluate",
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_eval.models import Model
+from gcore_report.eval.models import Model
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
@@ -68,7 +68,7 @@ def ask(task: str, model: Model, settings: Settings, to: Path) -> list[Score]:
     from inspect_ai._util.error import PrerequisiteError
     from inspect_ai.model import GenerateConfig, get_model
 
-    from gcore_eval.answering import PROVIDER  # registers it
+    from gcore_report.eval.answering import PROVIDER  # registers it
 
     file = Path(task.partition("@")[0])
     if file.suffix == ".py" and not file.is_file():

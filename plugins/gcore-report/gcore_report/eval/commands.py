@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import print_table
-from gcore_eval.asking import Score, Settings, ask
-from gcore_eval.models import Model, find_model
+from gcore_report.eval.asking import Score, Settings, ask
+from gcore_report.eval.models import Model, find_model
 
 _EPILOG = """\
 A task is one of Inspect's: a file of yours with the name of a function in it (tasks.py@sums), or

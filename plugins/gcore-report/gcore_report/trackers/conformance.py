@@ -26,7 +26,7 @@ class _Local(ObserverContract):
     @pytest.fixture(autouse=True)
     def _local(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if importlib.util.find_spec(self.package) is None:
-            pytest.skip(f"{self.package} is missing: install gcore-trackers[{self.package}]")
+            pytest.skip(f"{self.package} is missing: install gcore-report[{self.package}]")
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
         monkeypatch.setenv("TRACKIO_DIR", str(store))
 

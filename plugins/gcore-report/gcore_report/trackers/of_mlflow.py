@@ -13,8 +13,8 @@ from mlflow.tracking import MlflowClient
 
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import RunFacts
-from gcore_trackers.config import MlflowConfig
-from gcore_trackers.tracking import COLUMNS, Tracker, flat
+from gcore_report.trackers.config import MlflowConfig
+from gcore_report.trackers.tracking import COLUMNS, Tracker, flat
 
 #: MLflow refuses larger batches, longer values of parameters and other letters in names.
 _MOST_METRICS = 1000

@@ -9,8 +9,8 @@ from typing import Any
 
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import RunFacts
-from gcore_trackers.config import TrackioConfig
-from gcore_trackers.tracking import COLUMNS, Tracker
+from gcore_report.trackers.config import TrackioConfig
+from gcore_report.trackers.tracking import COLUMNS, Tracker
 
 
 class TrackioTracker(Tracker):

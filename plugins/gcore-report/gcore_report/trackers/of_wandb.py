@@ -11,9 +11,9 @@ import wandb
 
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import RunFacts
-from gcore_trackers.config import WandbConfig
-from gcore_trackers.kept import DIRECTORY
-from gcore_trackers.tracking import COLUMNS, Tracker
+from gcore_report.trackers.config import WandbConfig
+from gcore_report.trackers.kept import DIRECTORY
+from gcore_report.trackers.tracking import COLUMNS, Tracker
 
 #: The metric over which all others are drawn.
 STEP = "step"

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from gcore_core.contract import run_files
 from gcore_core.contract.observer import ObserverContext
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_trackers import kept
-from gcore_trackers.config import TrackerConfig
+from gcore_report.trackers import kept
+from gcore_report.trackers.config import TrackerConfig
 
 log = logging.getLogger(__name__)
 #: Files of a run that a tracker keeps as they are when the run ends.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gcore_eval.commands import evaluate
+from gcore_report.eval.commands import evaluate
 from inspect_ai.log import read_eval_log
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

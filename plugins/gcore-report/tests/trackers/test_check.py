@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from gcore_trackers import gcore_observers
+from gcore_report.trackers import gcore_observers
 
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
 
-FAKE = Path(__file__).parents[3] / "gcore_core/testing/fake.py"
+FAKE = Path(__file__).parents[4] / "gcore_core/testing/fake.py"
 #: An observer whose package nobody has.
 LACKING = """
 from gcore_core import hookimpl
@@ -113,6 +113,6 @@ def test_a_package_that_is_missing_is_told_with_the_command_that_installs_it(
 
 
 def test_every_tracker_needs_what_its_extra_installs() -> None:
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     needs = {provider.name: set(provider.needs) for provider in gcore_observers()}
     assert needs == {name: set(words) for name, words in project["optional-dependencies"].items()}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gcore_trackers.config import TrackerConfig
-from gcore_trackers.tracking import Tracker
+from gcore_report.trackers.config import TrackerConfig
+from gcore_report.trackers.tracking import Tracker
 
 from gcore_core.contract import run_files
 from gcore_core.contract.observer import ObserverContext

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_trackers import kept
+from gcore_report.trackers import kept
 
 from gcore_core.contract import run_files
 from tests.integration.test_resume import resume
@@ -82,7 +82,7 @@ class Tracked:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     missing = [name for name in NAMES if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"missing: pip install 'gcore-trackers[{','.join(missing)}]'")
+        pytest.skip(f"missing: pip install 'gcore-report[{','.join(missing)}]'")
     folder = tmp_path_factory.mktemp("tracked")
     os.environ["TRACKIO_DIR"] = str(folder / "trackio")
     # trackio reads that when it is imported. Another file's tests may have imported it before.

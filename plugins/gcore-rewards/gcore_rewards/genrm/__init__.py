@@ -9,16 +9,16 @@ from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.looking import Look
-from gcore_genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
+from gcore_rewards.genrm.config import PairwiseConfig, PointwiseConfig, RubricConfig
 
 
 @hookimpl
 def gcore_rewards() -> Iterable[p.RewardProvider]:
     yield p.RewardProvider(
         summary="a judge gives each completion a score",
-        factory="gcore_genrm.judges:PointwiseJudge",
+        factory="gcore_rewards.genrm.judges:PointwiseJudge",
         config=PointwiseConfig,
-        twin="gcore_genrm.twins:twin_of_judge",
+        twin="gcore_rewards.genrm.twins:twin_of_judge",
         asks=True,
     )
     yield p.RewardProvider(
@@ -27,9 +27,9 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
             "a judge gives each completion a score by every criterion of a list; their "
             "weighted mean"
         ),
-        factory="gcore_genrm.judges:RubricJudge",
+        factory="gcore_rewards.genrm.judges:RubricJudge",
         config=RubricConfig,
-        twin="gcore_genrm.twins:twin_of_rubric",
+        twin="gcore_rewards.genrm.twins:twin_of_rubric",
         asks=True,
     )
     yield p.RewardProvider(
@@ -38,7 +38,7 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
             "a judge compares the completions of a prompt in pairs; win rates or "
             "Bradley-Terry strengths"
         ),
-        factory="gcore_genrm.pairwise:PairwiseJudge",
+        factory="gcore_rewards.genrm.pairwise:PairwiseJudge",
         config=PairwiseConfig,
         level="group",
         asks=True,
@@ -50,6 +50,6 @@ def gcore_check_files(
     plan: Mapping[str, Any], datasets: Mapping[str, Dataset]
 ) -> Iterable[str | Look]:
     """Yields problems with the questions that judges are asked about the rows."""
-    from gcore_genrm.checks import problems
+    from gcore_rewards.genrm.checks import problems
 
     yield from problems(plan, datasets)

@@ -12,8 +12,8 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.looking import Look
 from gcore_core.contract.records import Prompt
 from gcore_core.kits.rows import rows_of_each_form
-from gcore_genrm.config import JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
-from gcore_genrm.templates import MissingField, text_of
+from gcore_rewards.genrm.config import JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
+from gcore_rewards.genrm.templates import MissingField, text_of
 
 _CONFIGS: Mapping[str, type[JudgeConfig]] = {
     "default": PointwiseConfig,

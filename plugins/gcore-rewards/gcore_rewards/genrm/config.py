@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gcore_genrm.parser_config import ParserConfig, require
-from gcore_genrm.parsers import make_reader, make_rubric_reader
-from gcore_genrm.patterns import Pattern
-from gcore_genrm.templates import FIELDS, Form, Template, read_template
+from gcore_rewards.genrm.parser_config import ParserConfig, require
+from gcore_rewards.genrm.parsers import make_reader, make_rubric_reader
+from gcore_rewards.genrm.patterns import Pattern
+from gcore_rewards.genrm.templates import FIELDS, Form, Template, read_template
 
 # In a general template <line> becomes the form of the line that the parser reads, <scores> what a
 # score may be.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from gcore_genrm.parser_config import plain
+from gcore_rewards.genrm.parser_config import plain
 
 # Braces that stand for something else, as in formulas, have no quotation mark behind them.
 _BEGINNING = re.compile(r'\{\s*["}]')

@@ -8,11 +8,11 @@ from typing import Any
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import TRUNCATED
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
-from gcore_genrm.config import PointwiseConfig, RubricConfig
-from gcore_genrm.panel import Case, Panel, Ruling, combined, media_of
-from gcore_genrm.parsers import on_scale
-from gcore_genrm.patterns import Pattern, SlowPattern, timed_out
-from gcore_genrm.templates import MissingField, text_of
+from gcore_rewards.genrm.config import PointwiseConfig, RubricConfig
+from gcore_rewards.genrm.panel import Case, Panel, Ruling, combined, media_of
+from gcore_rewards.genrm.parsers import on_scale
+from gcore_rewards.genrm.patterns import Pattern, SlowPattern, timed_out
+from gcore_rewards.genrm.templates import MissingField, text_of
 
 
 class Judged:

@@ -10,11 +10,11 @@ import numpy as np
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
-from gcore_genrm.config import PairwiseConfig
-from gcore_genrm.judges import Judged
-from gcore_genrm.panel import Case, Panel, combined, media_of, question_seed
-from gcore_genrm.patterns import SlowPattern, timed_out
-from gcore_genrm.templates import MissingField, text_of
+from gcore_rewards.genrm.config import PairwiseConfig
+from gcore_rewards.genrm.judges import Judged
+from gcore_rewards.genrm.panel import Case, Panel, combined, media_of, question_seed
+from gcore_rewards.genrm.patterns import SlowPattern, timed_out
+from gcore_rewards.genrm.templates import MissingField, text_of
 
 
 @dataclass(frozen=True)

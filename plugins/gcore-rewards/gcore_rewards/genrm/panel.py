@@ -17,8 +17,8 @@ from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.questions import Answer, Question, Sampler
 from gcore_core.contract.records import FAILED, TRUNCATED, Prompt, Ref
 from gcore_core.contract.scorer import REASON_CHARACTERS, ScoredRecord
-from gcore_genrm.config import JudgeConfig
-from gcore_genrm.patterns import SlowPattern
+from gcore_rewards.genrm.config import JudgeConfig
+from gcore_rewards.genrm.patterns import SlowPattern
 
 T = TypeVar("T")
 _SHOWN = 3

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from gcore_core.contract.errors import ConfigError
-from gcore_genrm.patterns import Pattern
+from gcore_rewards.genrm.patterns import Pattern
 
 
 def require(holds: bool, where: str, what: str) -> None:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gcore_genrm.parser_config import plain
+from gcore_rewards.genrm.parser_config import plain
 
 _FENCE = re.compile(r" {0,3}(?:```|~~~)")
 _DECORATION = r" {0,3}(?:#{1,6} +)?[*_]*"  # a heading, bold or italic

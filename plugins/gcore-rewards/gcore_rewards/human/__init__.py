@@ -10,15 +10,15 @@ from typing import Any
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider, RewardProvider
 from gcore_core.contract.records import RunFacts
-from gcore_human.checks import problems_of, queues
-from gcore_human.config import HumanConfig
+from gcore_rewards.human.checks import problems_of, queues
+from gcore_rewards.human.config import HumanConfig
 
 
 @hookimpl
 def gcore_rewards() -> Iterable[RewardProvider]:
     yield RewardProvider(
         summary="what people answer to a question about the completion, on a page; the run waits",
-        factory="gcore_human.reward:HumanReward",
+        factory="gcore_rewards.human.reward:HumanReward",
         config=HumanConfig,
     )
 
@@ -40,25 +40,25 @@ def gcore_run_start(run: RunFacts) -> None:
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="the commands of this plugin",
-        factory="gcore_human.commands:default",
+        factory="gcore_rewards.human.commands:default",
     )
     yield CommandProvider(
         name="rate",
         summary="a page on which people compare two answers to one prompt",
-        factory="gcore_human.commands:rate",
+        factory="gcore_rewards.human.commands:rate",
     )
     yield CommandProvider(
         name="label",
         summary="a page on which people answer what a run's reward asks them",
-        factory="gcore_human.commands:label",
+        factory="gcore_rewards.human.commands:label",
     )
     yield CommandProvider(
         name="pairs",
         summary="judgements as preference data: prompt, chosen, rejected",
-        factory="gcore_human.commands:pairs",
+        factory="gcore_rewards.human.commands:pairs",
     )
     yield CommandProvider(
         name="agreement",
         summary="how far raters agree, with intervals",
-        factory="gcore_human.commands:agreement",
+        factory="gcore_rewards.human.commands:agreement",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.deadlines import Deadlines, Wait
-from gcore_human.config import DIRECTORY, USES
+from gcore_rewards.human.config import DIRECTORY, USES
 
 
 def queues(plan: Mapping[str, Any], run: Path) -> list[Path]:

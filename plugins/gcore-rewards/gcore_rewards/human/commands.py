@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.kits.commands import write_file
-from gcore_human.config import DIRECTORY
+from gcore_rewards.human.config import DIRECTORY
 
 if TYPE_CHECKING:
-    from gcore_human.agreement import Agreement, Measure
-    from gcore_human.answers import Found
-    from gcore_human.judgements import Judgement
-    from gcore_human.tasks import Task
+    from gcore_rewards.human.agreement import Agreement, Measure
+    from gcore_rewards.human.answers import Found
+    from gcore_rewards.human.judgements import Judgement
+    from gcore_rewards.human.tasks import Task
 
 _COMMANDS = ("rate", "label", "pairs", "agreement")
 _EPILOG = """\
@@ -73,7 +73,7 @@ def rate(words: list[str]) -> int:
         )
     if args.file is not None and (args.against is not None or args.steps):
         raise ConfigError("--against and --steps are of runs, and --file is given.", where="--file")
-    from gcore_human.comparing import Comparing, Rules
+    from gcore_rewards.human.comparing import Comparing, Rules
 
     found = _found(args)
     path = args.to or _judgements_path(args)
@@ -97,7 +97,7 @@ def label(words: list[str]) -> int:
     )
     _add_port(parser)
     args = parser.parse_args(words)
-    from gcore_human.labelling import Labelling
+    from gcore_rewards.human.labelling import Labelling
 
     directory = _queue(args.run)
     task = Labelling(directory)
@@ -125,7 +125,7 @@ def pairs(words: list[str]) -> int:
         help="what a tie becomes: nothing, or two rows, one in each direction",
     )
     args = parser.parse_args(words)
-    from gcore_human.preferences import preferences
+    from gcore_rewards.human.preferences import preferences
 
     if args.to.resolve() == args.file.resolve():
         raise ConfigError(
@@ -153,9 +153,9 @@ def agreement(words: list[str]) -> int:
     parser.add_argument("--seed", type=_whole(0), default=0, help="of the bootstrap")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(words)
-    from gcore_human.agreement import agreement as measured
-    from gcore_human.judgements import read_lines
-    from gcore_human.places import places, table_of
+    from gcore_rewards.human.agreement import agreement as measured
+    from gcore_rewards.human.judgements import read_lines
+    from gcore_rewards.human.places import places, table_of
 
     said = read_lines(args.file)
     table = table_of(said)
@@ -179,7 +179,7 @@ def agreement(words: list[str]) -> int:
 
 
 def _found(args: argparse.Namespace) -> Found:
-    from gcore_human.answers import pairs_of_file, pairs_of_runs
+    from gcore_rewards.human.answers import pairs_of_file, pairs_of_runs
 
     if args.file is not None:
         return pairs_of_file(args.file, args.per_prompt)
@@ -200,7 +200,7 @@ def _queue(directory: Path) -> Path:
 
     Raises DataError for a run that asks nobody, and for a directory without questions.
     """
-    from gcore_human.queue import questions_path, queues_of
+    from gcore_rewards.human.queue import questions_path, queues_of
 
     queues = queues_of(directory)
     if len(queues) > 1:
@@ -224,7 +224,7 @@ def _queue(directory: Path) -> Path:
 
 def _judgements(path: Path) -> list[Judgement]:
     """Returns the judgements of a file. Raises DataError for one of labels."""
-    from gcore_human.judgements import Judgement, read_lines
+    from gcore_rewards.human.judgements import Judgement, read_lines
 
     said = read_lines(path)
     judgements = [each for each in said if isinstance(each, Judgement)]
@@ -236,7 +236,7 @@ def _judgements(path: Path) -> list[Judgement]:
 
 
 def _serve(task: Task, port: int) -> int:
-    from gcore_human.serving import serve
+    from gcore_rewards.human.serving import serve
 
     try:
         serve(task, port)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gcore_human.answers import Answer, Pair
-from gcore_human.judgements import Judgement, Verdict
-from gcore_human.raters import Refusal, SaidByRaters
-from gcore_human.tasks import Choice, Progress, Shown, seconds_of
+from gcore_rewards.human.answers import Answer, Pair
+from gcore_rewards.human.judgements import Judgement, Verdict
+from gcore_rewards.human.raters import Refusal, SaidByRaters
+from gcore_rewards.human.tasks import Choice, Progress, Shown, seconds_of
 
 #: What the form of the page sends -> the verdict.
 _VERDICTS: Mapping[str, Verdict] = {

@@ -13,8 +13,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.testing import ScorerContract
 from gcore_core.testing.contracts.scorer import scored_record
-from gcore_human.labelling import Labelling
-from gcore_human.reward import HumanReward
+from gcore_rewards.human.labelling import Labelling
+from gcore_rewards.human.reward import HumanReward
 
 _NEVER = "???"
 

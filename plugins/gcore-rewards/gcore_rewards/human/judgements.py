@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from gcore_core.contract.errors import DataError
-from gcore_human.journal import Tail
+from gcore_rewards.human.journal import Tail
 
 Verdict = Literal["better", "tie", "bad", "skip"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from gcore_human.judgements import Label
-from gcore_human.queue import Question, Questions, labels_path
-from gcore_human.raters import Refusal, SaidByRaters
-from gcore_human.tasks import Choice, Progress, Shown, seconds_of
+from gcore_rewards.human.judgements import Label
+from gcore_rewards.human.queue import Question, Questions, labels_path
+from gcore_rewards.human.raters import Refusal, SaidByRaters
+from gcore_rewards.human.tasks import Choice, Progress, Shown, seconds_of
 
 _SKIP = Choice(value="skip", text="Skip", key="s")
 

@@ -19,8 +19,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gcore_core.kits.loopback import Door, guarded, set_cookie
-from gcore_human.raters import Refusal
-from gcore_human.tasks import Task
+from gcore_rewards.human.raters import Refusal
+from gcore_rewards.human.tasks import Task
 
 _LONGEST_NAME = 40
 _MOST_BYTES = 1 << 16  # of a form
@@ -55,7 +55,7 @@ class _Page:
         self._task = task
         self._rater_cookie = f"gcore_rater_{door.port}"
         self._templates = Environment(
-            loader=PackageLoader("gcore_human"), autoescape=True, undefined=StrictUndefined
+            loader=PackageLoader("gcore_rewards.human"), autoescape=True, undefined=StrictUndefined
         )
 
     async def show(self, request: Request) -> Response:
@@ -123,7 +123,7 @@ class _Page:
 
 
 def _static(name: str) -> Handler:
-    content = files("gcore_human").joinpath("static", name).read_bytes()
+    content = files("gcore_rewards.human").joinpath("static", name).read_bytes()
 
     async def serve(request: Request) -> Response:
         return Response(content, media_type=_STATIC[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gcore_human.judgements import Judgement, Label
+from gcore_rewards.human.judgements import Judgement, Label
 
 
 def table_of(said: Sequence[Judgement | Label]) -> dict[str, dict[str, str]]:

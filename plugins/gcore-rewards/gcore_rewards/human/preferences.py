@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from gcore_human.judgements import Judgement
+from gcore_rewards.human.judgements import Judgement
 
 By = Literal["majority", "all", "each"]
 Ties = Literal["leave-out", "both"]

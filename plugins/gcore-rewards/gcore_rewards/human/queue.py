@@ -14,11 +14,11 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.runs import read_config
-from gcore_human.answers import digest_of
-from gcore_human.checks import queues
-from gcore_human.config import HumanConfig
-from gcore_human.journal import Tail, append_shared
-from gcore_human.judgements import Label, Line, Undone
+from gcore_rewards.human.answers import digest_of
+from gcore_rewards.human.checks import queues
+from gcore_rewards.human.config import HumanConfig
+from gcore_rewards.human.journal import Tail, append_shared
+from gcore_rewards.human.judgements import Label, Line, Undone
 
 
 class Question(msgspec.Struct, tag="question", tag_field="what", kw_only=True, frozen=True):

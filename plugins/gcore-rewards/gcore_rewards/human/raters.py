@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic
 
-from gcore_human.journal import Journal, Tail
-from gcore_human.judgements import Line, Said, Undone
+from gcore_rewards.human.journal import Journal, Tail
+from gcore_rewards.human.judgements import Line, Said, Undone
 
 
 class Refusal(Exception):

@@ -12,8 +12,8 @@ from pathlib import Path
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import REWARD_SKIPPED
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
-from gcore_human.config import DIRECTORY, HumanConfig
-from gcore_human.queue import Labels, Question, Questions, Withdrawn, key_of
+from gcore_rewards.human.config import DIRECTORY, HumanConfig
+from gcore_rewards.human.queue import Labels, Question, Questions, Withdrawn, key_of
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gcore_core.kits import loopback
-from gcore_human.page import make_app
-from gcore_human.tasks import Task
+from gcore_rewards.human.page import make_app
+from gcore_rewards.human.tasks import Task
 
 
 def serve(task: Task, port: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gcore_genrm.config import Criterion, PointwiseConfig, RubricConfig
-from gcore_genrm.judges import PointwiseJudge, RubricJudge
-from gcore_genrm.panel import combined, question_seed
-from gcore_genrm.parser_config import ParserConfig
+from gcore_rewards.genrm.config import Criterion, PointwiseConfig, RubricConfig
+from gcore_rewards.genrm.judges import PointwiseJudge, RubricJudge
+from gcore_rewards.genrm.panel import combined, question_seed
+from gcore_rewards.genrm.parser_config import ParserConfig
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError

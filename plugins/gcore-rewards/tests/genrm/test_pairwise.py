@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gcore_genrm.config import PairwiseConfig
-from gcore_genrm.pairwise import PairwiseJudge, strengths, tournament
+from gcore_rewards.genrm.config import PairwiseConfig
+from gcore_rewards.genrm.pairwise import PairwiseJudge, strengths, tournament
 from hypothesis import given
 from hypothesis import strategies as st
 

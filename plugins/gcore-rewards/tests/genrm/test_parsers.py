@@ -7,9 +7,15 @@ import time
 from typing import Any
 
 import pytest
-from gcore_genrm.config import Criterion, JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
-from gcore_genrm.parser_config import ParserConfig
-from gcore_genrm.parsers import make_reader, make_rubric_reader, on_scale
+from gcore_rewards.genrm.config import (
+    Criterion,
+    JudgeConfig,
+    PairwiseConfig,
+    PointwiseConfig,
+    RubricConfig,
+)
+from gcore_rewards.genrm.parser_config import ParserConfig
+from gcore_rewards.genrm.parsers import make_reader, make_rubric_reader, on_scale
 from hypothesis import given
 from hypothesis import strategies as st
 

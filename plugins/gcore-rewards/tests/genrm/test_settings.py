@@ -12,8 +12,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_genrm.config import Criterion, JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
-from gcore_genrm.templates import MissingField, Template, text_of
+from gcore_rewards.genrm.config import (
+    Criterion,
+    JudgeConfig,
+    PairwiseConfig,
+    PointwiseConfig,
+    RubricConfig,
+)
+from gcore_rewards.genrm.templates import MissingField, Template, text_of
 from omegaconf import OmegaConf
 
 from gcore_core.contract.errors import ConfigError

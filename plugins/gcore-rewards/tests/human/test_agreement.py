@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from gcore_human.agreement import agreement
-from gcore_human.commands import agreement as command
-from gcore_human.judgements import Judgement
-from gcore_human.places import places, table_of
+from gcore_rewards.human.agreement import agreement
+from gcore_rewards.human.commands import agreement as command
+from gcore_rewards.human.judgements import Judgement
+from gcore_rewards.human.places import places, table_of
 from sklearn.metrics import cohen_kappa_score
 
 from gcore_core.contract.errors import DataError

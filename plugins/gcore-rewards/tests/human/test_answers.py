@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_human.answers import Pair, pairs_of_file, pairs_of_runs
+from gcore_rewards.human.answers import Pair, pairs_of_file, pairs_of_runs
 
 from gcore_core.contract.errors import ConfigError, DataError
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_human.answers import Answer, Pair
-from gcore_human.comparing import Comparing, Rules
-from gcore_human.judgements import read_lines
-from gcore_human.raters import Refusal
-from gcore_human.tasks import Shown
+from gcore_rewards.human.answers import Answer, Pair
+from gcore_rewards.human.comparing import Comparing, Rules
+from gcore_rewards.human.judgements import read_lines
+from gcore_rewards.human.raters import Refusal
+from gcore_rewards.human.tasks import Shown
 
 from gcore_core.contract.errors import ConfigError, DataError
 

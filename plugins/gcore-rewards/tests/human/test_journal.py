@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gcore_human.journal import Tail, append_shared
+from gcore_rewards.human.journal import Tail, append_shared
 
 from gcore_core.contract.errors import DataError
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gcore_human.answers import Answer, Pair
-from gcore_human.comparing import Comparing, Rules
-from gcore_human.judgements import read_lines
-from gcore_human.page import make_app
+from gcore_rewards.human.answers import Answer, Pair
+from gcore_rewards.human.comparing import Comparing, Rules
+from gcore_rewards.human.judgements import read_lines
+from gcore_rewards.human.page import make_app
 from starlette.testclient import TestClient
 
 from gcore_core.kits.loopback import Door

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from gcore_human.commands import pairs as command
-from gcore_human.judgements import Judgement, Undone
-from gcore_human.preferences import preferences
+from gcore_rewards.human.commands import pairs as command
+from gcore_rewards.human.judgements import Judgement, Undone
+from gcore_rewards.human.preferences import preferences
 
 from gcore_core.contract.errors import ConfigError, DataError
 

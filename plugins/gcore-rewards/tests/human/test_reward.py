@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_human import gcore_rewards
-from gcore_human.checks import problems_of
-from gcore_human.commands import label as command
-from gcore_human.config import HumanConfig
-from gcore_human.judgements import Label, read_lines
-from gcore_human.labelling import Labelling
-from gcore_human.queue import Question, Questions, labels_path, questions_path, queues_of
-from gcore_human.raters import Refusal
-from gcore_human.reward import HumanReward
+from gcore_rewards.human import gcore_rewards
+from gcore_rewards.human.checks import problems_of
+from gcore_rewards.human.commands import label as command
+from gcore_rewards.human.config import HumanConfig
+from gcore_rewards.human.judgements import Label, read_lines
+from gcore_rewards.human.labelling import Labelling
+from gcore_rewards.human.queue import Question, Questions, labels_path, questions_path, queues_of
+from gcore_rewards.human.raters import Refusal
+from gcore_rewards.human.reward import HumanReward
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError

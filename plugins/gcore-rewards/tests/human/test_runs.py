@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from gcore_human.answers import pairs_of_runs
+from gcore_rewards.human.answers import pairs_of_runs
 
 from tests.support import runs
 

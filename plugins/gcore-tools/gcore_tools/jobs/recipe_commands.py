@@ -23,12 +23,12 @@ RECIPES = Path(__file__).with_name("recipes")
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="every recipe with what it is, in one line",
-        factory="gcore_jobs.recipe_commands:show",
+        factory="gcore_tools.jobs.recipe_commands:show",
     )
     yield CommandProvider(
         name="copy",
         summary="copy a recipe, with the files that it needs, to run and to change it",
-        factory="gcore_jobs.recipe_commands:copy",
+        factory="gcore_tools.jobs.recipe_commands:copy",
     )
 
 

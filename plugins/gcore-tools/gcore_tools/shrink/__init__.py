@@ -7,14 +7,14 @@ from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider, LauncherProvider
-from gcore_shrink.config import NamespacesConfig
+from gcore_tools.shrink.config import NamespacesConfig
 
 
 @hookimpl
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="make a job that runs here: tiny twins of models and data, few steps",
-        factory="gcore_shrink.commands:shrink",
+        factory="gcore_tools.shrink.commands:shrink",
     )
 
 
@@ -23,7 +23,7 @@ def gcore_launchers() -> Iterable[LauncherProvider]:
     yield LauncherProvider(
         name="namespaces",
         summary="several nodes on this machine, out of namespaces that are made for the run",
-        factory="gcore_shrink.launcher:NamespacesLauncher",
+        factory="gcore_tools.shrink.launcher:NamespacesLauncher",
         config=NamespacesConfig,
     )
 
@@ -32,7 +32,7 @@ def gcore_launchers() -> Iterable[LauncherProvider]:
 def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     if plan.get("launcher", {}).get("use") != "shrink/namespaces":
         return
-    from gcore_shrink.namespaces import problem
+    from gcore_tools.shrink.namespaces import problem
 
     if why := problem():
         yield f"launcher.use: there can be no nodes of namespaces here: {why}."

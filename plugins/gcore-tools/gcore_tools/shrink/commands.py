@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.contract.errors import ConfigError, PluginNotFound
 from gcore_core.kits.commands import load_plan, read_plan, read_source, yaml12
-from gcore_shrink.namespaces import MOST_NODES, problem
-from gcore_shrink.shrinking import Shrinking
+from gcore_tools.shrink.namespaces import MOST_NODES, problem
+from gcore_tools.shrink.shrinking import Shrinking
 
 
 def shrink(words: Sequence[str]) -> int:

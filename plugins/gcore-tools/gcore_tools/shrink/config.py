@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcore_core.kits.machines import MachinesConfig
-from gcore_shrink.namespaces import MOST_NODES
+from gcore_tools.shrink.namespaces import MOST_NODES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from gcore_core.kits.machines import (
     read_facts,
     start_by_command,
 )
-from gcore_shrink.config import NamespacesConfig
-from gcore_shrink.namespaces import NodeSpace, free_network, node_spaces
+from gcore_tools.shrink.config import NamespacesConfig
+from gcore_tools.shrink.namespaces import NodeSpace, free_network, node_spaces
 
 
 class NamespacesLauncher(MachinesLauncher):

@@ -15,8 +15,8 @@ from typing import Any
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.factories import import_attribute
-from gcore_shrink import chance
-from gcore_shrink.installed import Installed
+from gcore_tools.shrink import chance
+from gcore_tools.shrink.installed import Installed
 
 Node = dict[str, Any]
 

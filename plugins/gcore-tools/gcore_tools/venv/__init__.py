@@ -12,20 +12,20 @@ from gcore_core.contract.providers import CommandProvider
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="the same as list",
-        factory="gcore_venv.commands:default",
+        factory="gcore_tools.venv.commands:default",
     )
     yield CommandProvider(
         name="create",
         summary="make the venv that a plugin's engine needs, with the versions it was tested with",
-        factory="gcore_venv.commands:create",
+        factory="gcore_tools.venv.commands:create",
     )
     yield CommandProvider(
         name="list",
         summary="every venv with its state",
-        factory="gcore_venv.commands:list_venvs",
+        factory="gcore_tools.venv.commands:list_venvs",
     )
     yield CommandProvider(
         name="doctor",
         summary="look at the machine and at every venv; each fault with what mends it",
-        factory="gcore_venv.commands:doctor",
+        factory="gcore_tools.venv.commands:doctor",
     )

@@ -73,7 +73,7 @@ def doctor(words: list[str]) -> int:
     _add_json(parser)
     parser.add_argument("name", nargs="?", metavar="NAME", help="look at this venv alone")
     args = parser.parse_args(words)
-    from gcore_venv.doctor import examine, examine_one, print_findings
+    from gcore_tools.venv.doctor import examine, examine_one, print_findings
 
     findings = examine_one(args.name) if args.name else examine()
     return print_findings(findings, as_json=args.json)
@@ -88,9 +88,9 @@ def create(words: list[str]) -> int:
     where = "g-core venv create"
     if not args.plugin:
         raise ConfigError("the name of a plugin is missing.", where=where, todo=f"{where} PLUGIN")
-    from gcore_venv.listing import readable, row_of
-    from gcore_venv.making import make
-    from gcore_venv.recipe import Wish, interpreter, recipe
+    from gcore_tools.venv.listing import readable, row_of
+    from gcore_tools.venv.making import make
+    from gcore_tools.venv.recipe import Wish, interpreter, recipe
 
     name = args.name or args.plugin
     link = venvs.directory(name, where="--name" if args.name else where)
@@ -153,7 +153,7 @@ def _place(link: Path, chosen: Path | None) -> Path:
 
 def _list(as_json: bool) -> int:
     """Prints every venv with its state; returns the exit code."""
-    from gcore_venv.listing import listed, readable, row_of
+    from gcore_tools.venv.listing import listed, readable, row_of
 
     rows = [row_of(item.name, item.record, item.state, item.reason) for item in listed()]
     if as_json:

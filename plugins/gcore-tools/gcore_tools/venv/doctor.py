@@ -26,8 +26,8 @@ from gcore_core.kits.commands import (
     open_interpreter,
     venvs,
 )
-from gcore_venv.listing import Listed, listed, readable
-from gcore_venv.making import probe
+from gcore_tools.venv.listing import Listed, listed, readable
+from gcore_tools.venv.making import probe
 
 DRIVER = Path("/proc/driver/nvidia")
 #: Slabs of a few workers, and what engines of several processes put there. Containers often have 64

@@ -8,8 +8,8 @@ from typing import Any
 
 from gcore_core.contract.errors import ConfigError, PluginError
 from gcore_core.kits.commands import venvs
-from gcore_venv.making import is_being_made
-from gcore_venv.recipe import Wish, recipe
+from gcore_tools.venv.making import is_being_made
+from gcore_tools.venv.recipe import Wish, recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 from gcore_core.contract.errors import ConfigError, PluginError
 from gcore_core.kits.cache import replacing
 from gcore_core.kits.commands import venvs
-from gcore_venv.recipe import Recipe
+from gcore_tools.venv.recipe import Recipe
 
 LOG = "g-core-pip.log"
 _PROBE = """

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gcore_jobs import recipe_commands
-from gcore_jobs.recipe_commands import RECIPES, copy, files_of, recipes, show
+from gcore_tools.jobs import recipe_commands
+from gcore_tools.jobs.recipe_commands import RECIPES, copy, files_of, recipes, show
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import yaml12
 from gcore_core.run import demo
 
-CHECKOUT = Path(__file__).parents[3] / "recipes"
+CHECKOUT = Path(__file__).parents[4] / "recipes"
 
 
 def test_the_recipes_are_those_of_the_checkout_and_not_a_copy() -> None:
@@ -49,7 +49,7 @@ def test_a_copied_recipe_has_every_file_that_it_names(
 
 @pytest.mark.parametrize("name", ["quickstart", "judge", "digits", "chain/sft"])
 def test_a_copy_is_resolved_where_nothing_else_is(name: str, tmp_path: Path) -> None:
-    for module in ("gcore_diffusion", "gcore_genrm", "gcore_offline"):
+    for module in ("gcore_diffusion", "gcore_rewards.genrm", "gcore_algorithms.offline"):
         pytest.importorskip(module)
     copy([name, str(tmp_path / "here")])
     plan = load_plan(tmp_path / "here" / f"{name}.yaml")
@@ -92,4 +92,4 @@ def test_the_demo_takes_the_recipe_of_the_working_directory_else_the_installed_o
     monkeypatch.chdir(tmp_path / "recipes")
     with pytest.raises(ConfigError, match="recipes/quickstart.yaml is not here") as said:
         demo.find_recipe(None)
-    assert "gcore-jobs" in str(said.value.todo)
+    assert "gcore-tools" in str(said.value.todo)

@@ -13,16 +13,16 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from gcore_shrink import gcore_check, namespaces
-from gcore_shrink.commands import read_job, shrink
-from gcore_shrink.config import NamespacesConfig
-from gcore_shrink.launcher import NamespacesLauncher
-from gcore_shrink.shrinking import Shrinking
+from gcore_tools.shrink import gcore_check, namespaces
+from gcore_tools.shrink.commands import read_job, shrink
+from gcore_tools.shrink.config import NamespacesConfig
+from gcore_tools.shrink.launcher import NamespacesLauncher
+from gcore_tools.shrink.shrinking import Shrinking
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.testing import LauncherContract
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[4] / "recipes"
 LONG_S = 240.0
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from gcore_shrink.commands import read_job, shrink
-from gcore_shrink.shrinking import Shrinking
+from gcore_tools.shrink.commands import read_job, shrink
+from gcore_tools.shrink.shrinking import Shrinking
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[4] / "recipes"
 JOB = """
 run: {name: large, steps: 500, dir: runs/large}
 launcher: {use: nodes/join, config: {hosts: 2}}

@@ -21,7 +21,7 @@ from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 pytestmark = pytest.mark.rest
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 PLUGIN = """
 from gcore_core import hookimpl

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_venv import doctor, making
-from gcore_venv.recipe import Recipe, Wish, recipe
+from gcore_tools.venv import doctor, making
+from gcore_tools.venv.recipe import Recipe, Wish, recipe
 
 from gcore_core import __version__, cli
 from gcore_core.config import venvs
