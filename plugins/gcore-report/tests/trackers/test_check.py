@@ -115,4 +115,5 @@ def test_a_package_that_is_missing_is_told_with_the_command_that_installs_it(
 def test_every_tracker_needs_what_its_extra_installs() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     needs = {provider.name: set(provider.needs) for provider in gcore_observers()}
-    assert needs == {name: set(words) for name, words in project["optional-dependencies"].items()}
+    extras = project["optional-dependencies"]
+    assert needs == {name: set(extras[name]) for name in needs}
