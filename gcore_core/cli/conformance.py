@@ -15,7 +15,7 @@ _TESTS = """\
 import json
 from pathlib import Path
 
-from gcore_core.testing.conformance import contracts_of, left_out
+from gcore_testing.conformance import contracts_of, left_out
 
 globals().update(contracts_of({name!r}))
 Path("left_out.json").write_text(json.dumps(left_out({name!r})), encoding="utf-8")
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("pytest") is None:
         raise PluginError(
             "contracts are run by pytest, which is not installed.",
-            todo=install_command("gcore-core[testing]"),
+            todo=install_command("gcore-testing"),
         )
     plugin = catalog.scan().get(args.name, where="g-core conformance")
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:
@@ -90,7 +90,7 @@ def _pytest(directory: Path, name: str, words: str) -> tuple[int, str]:
         "-p",
         "no:cacheprovider",
         "-p",
-        "gcore_core.testing.pytest_plugin",
+        "gcore_testing.pytest_plugin",
         "--tb=short",
     ]
     options += ["--conformance-report", "report.json", *(["-k", words] if words else [])]

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core.config import scaffold
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -118,7 +118,7 @@ ANSWERS = {
     ],
     "generator": [
         """
-        from gcore_core.testing import fake
+        from gcore_testing import fake
         limit = fake.FakeGeneratorConfig(max_new_tokens=8)
         self._engine = fake.FakeGenerator(limit, context)
         """,
@@ -128,15 +128,15 @@ ANSWERS = {
         "self._engine.load_weights(tensors)",
         "self._engine.commit_weights(plan)",
         """
-        from gcore_core.testing import fake
-        from gcore_core.testing.safetensors_files import write_safetensors
+        from gcore_testing import fake
+        from gcore_testing.safetensors_files import write_safetensors
         write_safetensors(tmp_path / "model.safetensors", fake.tensors_of(fake.initial_logits(0)))
         return {"path": str(tmp_path)}
         """,
     ],
     "trainer": [
         """
-        from gcore_core.testing import fake
+        from gcore_testing import fake
         self._engine = fake.FakeTrainer(fake.FakeTrainerConfig(learning_rate=5.0), context)
         """,
         "return self._engine.prepare(records, scalars)",

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
-from gcore_core.testing.installed import InstalledPlugins
 
 HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
 Job = Callable[..., Path]
@@ -109,7 +109,7 @@ def test_without_arguments_help_is_shown_with_the_exit_code_of_wrong_use(
 def test_the_list_shows_state_and_remarks(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gcore_core.testing.installed import Wheel
+    from gcore_testing.installed import Wheel
 
     installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
     assert cli.main(["plugins"]) == 0

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import BalancerContract, Contract
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.cli import main
 from gcore_core.contract.errors import ContractError
-from gcore_core.testing import BalancerContract, Contract
-from gcore_core.testing.installed import InstalledPlugins
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ from gcore_mine_settings import Settings
 
 @hookimpl
 def gcore_balancers():
-    yield BalancerProvider(summary="longest first", factory="gcore_core.testing.fake:FakeBalancer")
+    yield BalancerProvider(summary="longest first", factory="gcore_testing.fake:FakeBalancer")
     yield BalancerProvider(name="bad", summary="loses one", factory="gcore_mine_settings:Bad")
 
 @hookimpl
@@ -61,7 +61,7 @@ class Strict(Bad):
     pass
 """
 OWN_KIND = """
-from gcore_core.testing import Contract, claims
+from gcore_testing import Contract, claims
 
 class TestPainter(Contract):
     kind = "mine:painter"
@@ -101,7 +101,7 @@ def session(directory: Path, source: str, *options: str) -> subprocess.Completed
 
 
 OUTCOMES = """
-from gcore_core.testing import Contract, claims
+from gcore_testing import Contract, claims
 
 class TestMine(Contract):
     known_gaps = {"test_a_gap": "not yet", "test_a_closed_gap": "long ago"}
@@ -136,7 +136,7 @@ def test_the_report_has_a_row_for_each_test(tmp_path: Path) -> None:
         tmp_path,
         OUTCOMES,
         "-p",
-        "gcore_core.testing.pytest_plugin",
+        "gcore_testing.pytest_plugin",
         "--conformance-report",
         "report.json",
     )
@@ -170,7 +170,7 @@ def test_a_contract_without_provider_or_fixture_says_what_to_do() -> None:
 
 def test_the_package_is_imported_without_pytest_and_torch() -> None:
     look = (
-        "import sys, gcore_core.testing; print({'pytest', 'torch', 'numpy', 'pluggy'} & "
+        "import sys, gcore_testing; print({'pytest', 'torch', 'numpy', 'pluggy'} & "
         "set(sys.modules))"
     )
     done = subprocess.run(
@@ -226,7 +226,7 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
 HIDDEN = """
 import numpy as np
 import pytest
-from gcore_core.testing import BalancerContract, Contract
+from gcore_testing import BalancerContract, Contract
 
 @pytest.fixture
 def brush():
@@ -330,7 +330,7 @@ def test_code_on_the_page_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_names_every_contract_and_its_fixture() -> None:
-    from gcore_core import testing
+    import gcore_testing as testing
 
     named = set(re.findall(r"^\| `(\w+Contract)` \|", PAGE, flags=re.M))
     assert named == {name for name in testing.__all__ if name.endswith("Contract")} - {"Contract"}
