@@ -20,7 +20,7 @@ HOMES = {
     "recipes": "gcore-tools",
     "refine": "gcore-algorithms",
     "shrink": "gcore-tools",
-    "sim": "gcore-placement",
+    "sim": "gcore-placement[sim]",
     "simulate": "gcore-placement",
     "teacher": "gcore-algorithms",
     "trackers": "gcore-report",
