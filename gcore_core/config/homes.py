@@ -10,11 +10,13 @@ from gcore_core.contract.installing import find_installed
 #: Name of a plugin of this project -> what to install for it, where that is not ``gcore-<name>``.
 HOMES = {
     "balance": "gcore-placement",
+    "conformance": "gcore-testing",
     "critic": "gcore-algorithms",
     "eval": "gcore-report[eval]",
     "genrm": "gcore-rewards",
     "human": "gcore-rewards[human]",
     "jobs": "gcore-tools[jobs]",
+    "new": "gcore-testing",
     "offline": "gcore-algorithms",
     "ray": "gcore-nodes",
     "recipes": "gcore-tools",
