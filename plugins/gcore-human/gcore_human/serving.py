@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gcore_core.kits import loopback
+from gcore_report import loopback
+
 from gcore_human.page import make_app
 from gcore_human.tasks import Task
 

@@ -10,9 +10,8 @@ from gcore_human.answers import Answer, Pair
 from gcore_human.comparing import Comparing, Rules
 from gcore_human.judgements import read_lines
 from gcore_human.page import make_app
+from gcore_report.loopback import Door
 from starlette.testclient import TestClient
-
-from gcore_core.kits.loopback import Door
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 HERE = "http://127.0.0.1:8123"
