@@ -178,7 +178,16 @@ CASES = (
         "advantage={use: fake, config: {group_size: 4}}",
         two=(ROLLOUT,),
     ),
-    Alone(name="gcore-report", settings=("plugins=[report]",), commands=(g_core("report", RUN),)),
+    Alone(
+        name="gcore-report",
+        settings=("plugins=[report]",),
+        commands=(
+            g_core("report", RUN),
+            g_core("diff", RUN, RUN),
+            g_core("trace", RUN),
+            g_core("logs", RUN),
+        ),
+    ),
     fakes("gcore-rewards", "rewards.same={use: rewards/exact-match}"),
     fakes("gcore-sentinel", "sentinel={use: sentinel}", two=(POLICY, ROLLOUT)),
     lacking("gcore-sglang", "roles.rollout.use=sglang", "g-core venv create sglang", code=2),
