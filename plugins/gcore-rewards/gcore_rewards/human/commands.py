@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_core.contract.errors import ConfigError, DataError, PluginError, did_you_mean
 from gcore_core.contract.installing import install_command
 from gcore_core.kits.commands import write_file
 from gcore_rewards.human.config import DIRECTORY
@@ -238,26 +238,19 @@ def _judgements(path: Path) -> list[Judgement]:
 
 def _serve(task: Task, port: int) -> int:
     try:
-        _page_server()(task, port)
-    finally:
-        task.close()
-    return 0
-
-
-def _page_server() -> Callable[[Task, int], None]:
-    """Returns what serves the page.
-
-    Raises ConfigError where a library of the extra ``human`` is not installed.
-    """
-    try:
         from gcore_rewards.human.serving import serve
-    except ImportError as error:
-        raise ConfigError(
-            f"the page needs {error.name}, which is not installed.",
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f"the page for people needs {error.name}, which is not installed.",
             where="g-core human",
             todo=install_command("gcore-rewards[human]"),
         ) from error
-    return serve
+
+    try:
+        serve(task, port)
+    finally:
+        task.close()
+    return 0
 
 
 # -- what they print -------------------------------------------------------------------------------

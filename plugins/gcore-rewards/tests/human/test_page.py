@@ -209,7 +209,7 @@ def test_a_page_without_its_libraries_says_what_to_install(
     file = tmp_path / "answers.jsonl"
     file.write_text('{"prompt": "2+2", "answers": ["4", "5"]}\n')
     words = ["human", "rate", "--file", str(file), "--to", str(tmp_path / "judgements.jsonl")]
-    assert cli.main(words) == 2
+    assert cli.main(words) == 3
     facts, todo = capsys.readouterr().err.splitlines()
-    assert facts == "g-core human: the page needs gcore_report, which is not installed."
+    assert facts == "g-core human: the page for people needs gcore_report, which is not installed."
     assert "pip install" in todo and "gcore-rewards[human]" in todo
