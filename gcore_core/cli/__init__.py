@@ -22,14 +22,25 @@ VERBS = {
     "check": "resolve and check a YAML file without starting anything",
     "plan": "say what a job needs on each device, before anything starts",
     "config": "print the resolved configuration, or why a key has its value",
-    "plugins": "list, show and check plugins, or begin a new one",
-    "conformance": "hold a plugin to the contracts of what it provides",
+    "plugins": "list, show and check plugins",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
     "hash": "print the SHA-256 of weights",
     "doctor": "look at this machine and the installed plugins, and say what to fix",
     "completion": "print the script by which a shell completes the command",
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
+}
+
+#: Distribution of this project -> its commands, beside the verbs. The core runs without it,
+#: and says what to install where a command is asked for that is not there.
+COMMANDS_OF = {
+    "gcore-nodes": ("nodes",),
+    "gcore-placement": ("placement", "sim", "simulate"),
+    "gcore-report": ("diff", "eval", "logs", "report", "trace", "watch"),
+    "gcore-rewards": ("human",),
+    "gcore-sentinel": ("sentinel",),
+    "gcore-testing": ("conformance", "new"),
+    "gcore-tools": ("completion", "demo", "doctor", "plan", "recipes", "shrink", "venv"),
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -128,11 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     from gcore_core import __version__
 
     verbs = "\n".join(f"  {name:<11} {summary}" for name, summary in VERBS.items())
+    others = "\n".join(f"  {name:<15} {', '.join(words)}" for name, words in COMMANDS_OF.items())
     parser = argparse.ArgumentParser(
         prog="g-core",
         usage="g-core [--no-plugins] VERB ...",
         description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
-        f"verbs (each has its own --help):\n{verbs}",
+        f"verbs (each has its own --help):\n{verbs}\n\n"
+        f"commands of other distributions, where these are installed:\n{others}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -152,7 +165,9 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
 
     installed = catalog.scan()
     if name not in installed.names():
-        choices = [*VERBS, *installed.names()]
+        _refuse_missing_command(name)
+        known = [command for commands in COMMANDS_OF.values() for command in commands]
+        choices = [*VERBS, *known, *installed.names()]
         suggestion = did_you_mean(name, choices)
         raise PluginNotFound(
             f"g-core: {name!r} is neither a verb nor an installed plugin{suggestion}.",
@@ -181,6 +196,20 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
         problem = "needs a command"
     offered = "\n".join(f"g-core {name} {spec.name}: {spec.summary}" for spec in commands.values())
     raise ConfigError(f"plugin {name!r} {problem}.", why=offered, choices=list(commands))
+
+
+def _refuse_missing_command(name: str) -> None:
+    """Raises PluginNotFound for a command of ``COMMANDS_OF``, whose distribution is not here."""
+    from gcore_core.config.homes import home_of
+    from gcore_core.contract.errors import PluginNotFound
+    from gcore_core.contract.installing import install_command
+
+    for distribution, commands in COMMANDS_OF.items():
+        if name in commands:
+            raise PluginNotFound(
+                f"g-core {name} comes with {distribution}, which is not installed.",
+                todo=install_command(home_of(name)),
+            )
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -11,7 +11,7 @@
     gcore_core.kits.rows        checks of files: the rows of a dataset that are worth looking at
     gcore_core.kits.cache       what is kept between runs: in which directory, files replaced whole
     gcore_core.kits.runs        tools that look at a run: its settings; asking it to save or stop
-    gcore_core.testing          tests: contracts, fakes, whole runs
 
-What stands elsewhere in the core may change without notice.
+The distribution gcore-testing has what plugins are tested with. What stands elsewhere in the core
+may change without notice.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing import museum
+from gcore_testing.museum import Exhibit, Expected, Scene
 
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, WeightMismatch
 from gcore_core.kits.commands import run_file
-from gcore_core.testing import museum
-from gcore_core.testing.museum import Exhibit, Expected, Scene
 from tests.museum import commands
 from tests.museum.exhibits import ALL
 

@@ -28,6 +28,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from gcore_testing import fake
+from gcore_testing.installed import InstalledPlugins, Wheel, empty_venv
 
 from gcore_core import cli
 from gcore_core.config import catalog, venvs
@@ -66,8 +68,6 @@ from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.shells.weights_follower import weights_gone
-from gcore_core.testing import fake
-from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 from tests.support import api_messages, made_pages, plugin_messages
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ class World:
 
     def __init__(self, directory: Path, installed: InstalledPlugins) -> None:
         self.directory, self.installed = directory, installed
-        installed.add("fake", "from gcore_core.testing.fake import *\n")
+        installed.add("fake", "from gcore_testing.fake import *\n")
 
     def limit_in_a_thread(self) -> None:
         """Has a reward divide its work over threads, as one does that hides errors of each part."""
@@ -352,7 +352,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "observer that raises each step": lambda w: observer(w),
         "neither verb nor plugin": lambda w: w.command("rnu"),
         "no such command of a plugin": lambda w: w.command("fake", "greet"),
-        "no such template": lambda w: w.command("plugins", "new", "mine", "--kind", "balncer"),
+        "no such template": lambda w: w.command("new", "mine", "--kind", "balncer"),
     },
     "Interpreters": {
         "no such interpreter": lambda w: open_interpreter(

@@ -48,12 +48,6 @@ def test_lines_comments_and_tuple_assignments_are_counted(
     assert (counts.code, counts.wide) == (4, 1), "a comment is no code, however long"
 
 
-def test_the_kernel_is_the_core_without_its_test_kit(house: ModuleType) -> None:
-    names = {file.relative_to(house.CORE).parts[0] for file in house.kernel_files()}
-    assert "contract" in names
-    assert "testing" not in names
-
-
 def test_there_are_at_most_eighteen_distributions_and_each_is_a_package(house: ModuleType) -> None:
     (claim,) = (claim for claim in house.kernel() if claim.name == "distributions")
     assert claim.value == len(house.packages()) <= 18
@@ -182,5 +176,4 @@ def test_a_kill_enters_code_that_a_calm_run_does_not(walks: ModuleType) -> None:
     killed = walks.walk_of_kill(True)
     calm = walks.walk_of_kill(False)
     assert calm.modules
-    assert not any(module.startswith("testing/") for module in killed.modules)
     assert killed.beyond(calm).functions

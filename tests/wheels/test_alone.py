@@ -231,6 +231,7 @@ CASES = (
         plugin="teacher",
         two=(POLICY, "roles.teacher.slots=2"),
     ),
+    commands("gcore-testing", ("-m", "pytest", "-q", "contract.py")),
     models("gcore-torch", two=(POLICY, ROLLOUT), is_slow=False),
     lacking(
         "gcore-report",

@@ -9,10 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from gcore_testing.scaffold import writing
 
-from gcore_core.config import scaffold
-from tests.integration.test_scaffold import ANSWERS, fill_in
 from tests.support import runs
+from tests.support.scaffolds import ANSWERS, fill_in
 from tests.support.wheels import (
     REPOSITORY,
     make_editable,
@@ -46,7 +46,7 @@ def outside(tmp_path: Path) -> Path:
         run={"steps": 2},
         roles={"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
     )
-    (tmp_path / "fake.py").write_text("from gcore_core.testing.fake import *\n")
+    (tmp_path / "fake.py").write_text("from gcore_testing.fake import *\n")
     (tmp_path / "job.yaml").write_text(json.dumps({**job, "local": ["fake.py"]}))
     return tmp_path
 
@@ -136,14 +136,14 @@ def test_the_demo_runs_where_only_wheels_are(programs: Path, outside: Path) -> N
     "kind",
     [
         pytest.param(kind, marks=[] if kind == "reward" else pytest.mark.slow)
-        for kind in scaffold.kinds()
+        for kind in writing.kinds()
     ],
 )
 def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
     kind: str, wheels: Path, tmp_path: Path
 ) -> None:
     """Its own requirements are all that its tests need."""
-    directory = scaffold.write("scaffolded", kind, tmp_path / "gcore-scaffolded").directory
+    directory = writing.write("scaffolded", kind, tmp_path / "gcore-scaffolded").directory
     project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     programs = make_venv(tmp_path / "venv", wheels, [*needed, "setuptools"])
@@ -158,7 +158,7 @@ def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
 def test_the_contracts_of_a_plugin_run_where_only_wheels_are(
     wheels: Path, outside: Path, tmp_path: Path
 ) -> None:
-    programs = make_venv(tmp_path / "venv", wheels, ["gcore-core[testing]", "gcore-sentinel"])
+    programs = make_venv(tmp_path / "venv", wheels, ["gcore-testing", "gcore-sentinel"])
     table = run_outside(programs / "g-core", "conformance", "sentinel", directory=outside)
     assert re.search(r"^TestPlugin +plugin +\d+ +\d+ pass", table, re.M), table
     assert not re.search(r"\d+ fail\b", table), table

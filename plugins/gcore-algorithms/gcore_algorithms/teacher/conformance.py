@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from gcore_testing import AnnotatorContract, ObjectiveContract
+from gcore_testing.contracts.objective import make_batch
 
 from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP
 from gcore_core.contract.columns import ColumnSpec
-from gcore_core.testing import AnnotatorContract, ObjectiveContract
-from gcore_core.testing.contracts.objective import make_batch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from gcore_testing import LauncherContract
 from gcore_tools.shrink import gcore_check, namespaces
 from gcore_tools.shrink.commands import read_job, shrink
 from gcore_tools.shrink.config import NamespacesConfig
@@ -20,7 +21,6 @@ from gcore_tools.shrink.launcher import NamespacesLauncher
 from gcore_tools.shrink.shrinking import Shrinking
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing import LauncherContract
 
 RECIPES = Path(__file__).parents[4] / "recipes"
 LONG_S = 240.0
