@@ -36,7 +36,6 @@ The forms that a record has on its way, each named by (ordinal, sample):
     Compared       contract/sentinel.py        a trainer's worker, of a TrainRecord      the sentinel, generators that explain a gap
     ShownRecord    runtime/messages.py         a trainer's worker, of a Compared         generators' and trainers' workers, by canaries and alarms
     TrainedTokens  contract/run_files.py       a trainer's worker, for ``tokens.jsonl``  commands that show records
-    Place          run/comparison.py           the comparison of two runs                ``g-core diff``
 
 Twelve words, and what TRL, verl and slime call the same:
 

@@ -71,6 +71,8 @@ SAMPLES = "samples"
 LOGS = "logs"
 WEIGHTS = "weights"
 SUMMARY = "summary.md"
+#: Begins the line of the summary that has the SHA-256 of the final weights.
+WEIGHTS_SHA256 = "- weights_sha256: "
 EARLIER = "earlier"
 CURVES = "curves.png"
 TENSORBOARD = "tensorboard"
@@ -154,6 +156,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         if weights_sha256 := row.weights_sha256 or same.get("weights_sha256"):
             rows[-1]["weights_sha256"] = weights_sha256
     return rows
+
+
+def read_weights_sha256(run_dir: Path) -> str:
+    """Returns the SHA-256 of the final weights that stands in a run's summary; "" without one."""
+    try:
+        lines = (run_dir / SUMMARY).read_text("utf-8").splitlines()
+    except OSError:
+        return ""
+    hashes = [line for line in lines if line.startswith(WEIGHTS_SHA256)]
+    return hashes[0].removeprefix(WEIGHTS_SHA256) if hashes else ""
 
 
 class _MetricsRow(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@
     gcore_core.kits.number_words  the same: words that change a number, or leave it what it is
     gcore_core.kits.rows        checks of files: the rows of a dataset that are worth looking at
     gcore_core.kits.cache       what is kept between runs: in which directory, files replaced whole
-    gcore_core.kits.loopback    pages: a server on loopback, shown to holders of its token alone
     gcore_core.kits.runs        tools that look at a run: its settings; asking it to save or stop
 
 The distribution gcore-testing has what plugins are tested with. What stands elsewhere in the core

@@ -23,7 +23,14 @@ from gcore_core.runtime.process.leftovers import (
     is_running,
 )
 
-__all__ = ["ask_to_save", "ask_to_stop", "is_alive", "read_config", "run_goes_on"]
+__all__ = [
+    "ask_to_save",
+    "ask_to_stop",
+    "is_alive",
+    "read_config",
+    "read_settings",
+    "run_goes_on",
+]
 
 
 class _Record(msgspec.Struct):
@@ -40,6 +47,16 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     from gcore_core.config.yaml_source import read_written
 
     return read_written(run_dir / CONFIG)
+
+
+def read_settings(run_dir: Path) -> dict[str, Any]:
+    """Returns dotted key -> value of the resolved configuration of a run.
+
+    An empty section is an empty mapping. Raises what ``read_config`` raises.
+    """
+    from gcore_core.config.yaml_source import flat
+
+    return flat(read_config(run_dir))
 
 
 def is_alive(run_dir: Path) -> bool:

@@ -264,5 +264,5 @@ def where_things_are(directory: Path) -> list[str]:
         for what, name in files.items()
         if (directory / name).exists()
     ]
-    weights_sha256 = summary.weights_sha256_in(directory)
+    weights_sha256 = run_files.read_weights_sha256(directory)
     return [*lines, f"weights_sha256 {weights_sha256}"] if weights_sha256 else lines

@@ -21,8 +21,6 @@ from gcore_core.run.export import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]  # rows of metrics as ``read_metrics`` returns them
 
-_HASH_LINE = "- weights_sha256: "
-
 ANSWERS = 3  # how many prompts are shown with their answers
 ANSWER_LIMIT = 800  # how many characters of one prompt or answer are shown
 
@@ -78,16 +76,6 @@ def table(metrics: Rows) -> str:
     return "\n".join(lines)
 
 
-def weights_sha256_in(run_dir: Path) -> str:
-    """Returns the SHA-256 of the final weights that stands in a run's summary; "" without one."""
-    try:
-        lines = (run_dir / run_files.SUMMARY).read_text("utf-8").splitlines()
-    except OSError:
-        return ""
-    hashes = [line.removeprefix(_HASH_LINE) for line in lines if line.startswith(_HASH_LINE)]
-    return hashes[0] if hashes else ""
-
-
 # -- the parts -------------------------------------------------------------------------------------
 
 
@@ -115,7 +103,7 @@ def _what_ran(run: RunFacts, metrics: Rows, wall_s: float, cpu_s: float) -> str:
     if plugins:
         lines.append(f"- plugins: {', '.join(plugins)}")
     if weights_sha256 := _final_weights_sha256(Path(run.directory)):
-        lines.append(f"{_HASH_LINE}{weights_sha256}")
+        lines.append(f"{run_files.WEIGHTS_SHA256}{weights_sha256}")
     return "\n".join(lines) + "\n"
 
 

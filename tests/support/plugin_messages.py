@@ -95,6 +95,21 @@ def judged(world: Any, *lines: dict[str, Any]) -> Path:
     return file
 
 
+def misspelt_process(world: Any) -> None:
+    (world.directory / "logs").mkdir()
+    for name in ("supervisor", "policy.0", "rollout.0"):
+        (world.directory / "logs" / f"{name}.log").touch()
+    world.command("logs", str(world.directory), "polcy.0")
+
+
+def old_run(world: Any) -> Path:
+    """Makes a run whose metrics have no digests."""
+    row = '{"step": 1, "version": 1, "time_unix_s": 0, "metrics": {}}'
+    for name, text in {"config.yaml": "run: {}", "metrics.jsonl": row}.items():
+        (world.directory / name).write_text(f"{text}\n")
+    return world.directory
+
+
 def begun(world: Any) -> Path:
     """A run whose first step is not over."""
     directory: Path = world.directory / "run"
@@ -195,6 +210,19 @@ CASES: dict[str, Cases] = {
             "rewards.letters.use=human",
             "rewards.letters.config={path: asked, lowest: 5, highest: 1}",
         ),
+    },
+    "Compare and print runs": {
+        "no run to compare": lambda w: w.command(
+            "diff", str(w.directory / "runs" / "x"), str(w.directory)
+        ),
+        "no run in a directory to compare": lambda w: w.command(
+            "diff", str(w.directory), str(w.directory)
+        ),
+        "a run that cannot be compared": lambda w: w.command(
+            "diff", str(old_run(w)), str(w.directory)
+        ),
+        "no logs": lambda w: w.command("logs", str(w.directory)),
+        "misspelt process": lambda w: misspelt_process(w),
     },
     "Page of a run": {
         "directory without a run": lambda w: w.command("report", str(w.directory)),

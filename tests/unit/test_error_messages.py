@@ -52,7 +52,6 @@ from gcore_core.controllers.window.lanes import Round, check_repeats, check_vers
 from gcore_core.run import directory as run_directory
 from gcore_core.run import job_files, start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.run.comparison import compare
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.homecoming import no_directory
 from gcore_core.run.machines_left import place_run
@@ -245,9 +244,6 @@ def machines_left(world: World) -> None:
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Configuration": {
         "no such file": lambda w: load_plan(w.directory / "jbo.yaml"),
-        "no run to compare": lambda w: compare(w.directory / "runs" / "x", w.directory),
-        "no run in a directory to compare": lambda w: compare(w.directory, w.directory),
-        "a run that cannot be compared": lambda w: compare(old_run(w), w.directory),
         "not YAML": lambda w: w.load(text=JOB + "filter: {use: core/varied\n"),
         "no mapping": lambda w: w.load(text="- run\n"),
         "role's key that is gone": lambda w: w.load("roles.rollout.lent=1"),
@@ -398,8 +394,6 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         ),
         "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
         "no weights to hash": lambda w: weights_sha256(w.directory),
-        "no logs": lambda w: w.command("logs", str(w.directory)),
-        "misspelt process": lambda w: misspelt_process(w),
     },
     "Training": {
         "a record that is another": lambda w: check_seal(
@@ -625,13 +619,6 @@ def refuse_directory(world: World) -> None:
     raise no_directory("node1", world.directory / "runs/job/001", what)
 
 
-def misspelt_process(world: World) -> None:
-    (world.directory / "logs").mkdir()
-    for name in ("supervisor", "policy.0", "rollout.0"):
-        (world.directory / "logs" / f"{name}.log").touch()
-    world.command("logs", str(world.directory), "polcy.0")
-
-
 def damaged(world: World) -> Checkpoints:
     """One of two lacks a part, the other has other bytes."""
     checkpoints = Checkpoints(world.directory)
@@ -651,14 +638,6 @@ def without_room(world: World) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with mock.patch("gcore_core.run.checkpoints.write_durably", side_effect=full):
         checkpoints.commit(20, CheckpointFacts(run="job"))
-
-
-def old_run(world: World) -> Path:
-    """Makes a run whose metrics have no digests."""
-    row = '{"step": 1, "version": 1, "time_unix_s": 0, "metrics": {}}'
-    for name, text in {"config.yaml": "run: {}", "metrics.jsonl": row}.items():
-        (world.directory / name).write_text(f"{text}\n")
-    return world.directory
 
 
 def taken() -> None:

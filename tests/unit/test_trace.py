@@ -1,9 +1,8 @@
-"""What a trace holds is read back, whole or cut off, and becomes a timeline without overlaps."""
+"""What a trace holds is read back, whole or cut off."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from gcore_core import cli
-from gcore_core.cli.trace import numbers, timeline
 from gcore_core.contract.errors import DataError, WorkerDied
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
 from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
@@ -113,48 +110,6 @@ def test_records_are_still_measured_when_the_trace_cannot_be_written(tmp_path: P
     (tmp_path / "trace").write_text("a file where the directory would be")
     records = asyncio.run(_two_steps_on_a_full_disk(tmp_path))
     assert [record.ordinal for record in records] == [11], "the placement policy sees none of them"
-
-
-def test_slices_of_one_row_never_overlap_and_include_all_records(tmp_path: Path) -> None:
-    records = [
-        Record(
-            step=0,
-            ordinal=i,
-            sample=0,
-            attempt=0,
-            replica=f"rollout.{i % 2}",
-            sent_s=i * 0.3,
-            finished_s=i * 0.3 + 1,
-        )
-        for i in range(12)
-    ]
-    events = [event for event in timeline(records) if event["ph"] == "X"]
-    assert len(events) == 12
-    json.dumps(events)
-    for row in {(event["pid"], event["tid"]) for event in events}:
-        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == row)
-        assert all(
-            end <= start + 1e-6 for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
-        )
-
-
-def test_a_timeline_that_cannot_be_written_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asyncio.run(_write(tmp_path, [0]))
-    file = tmp_path / "gone" / "timeline.json"
-    assert cli.main(["trace", str(tmp_path), "--perfetto", str(file)]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"--perfetto: {file} cannot be written: No such file or directory."
-    )
-
-
-def test_the_numbers_count_verdicts_and_stages(tmp_path: Path) -> None:
-    asyncio.run(_write(tmp_path, [10, 11]))
-    told = numbers(list(read_trace(tmp_path)))
-    assert (told["records"], told["records/trained"], told["actions/median"]) == (2, 2, 7)
-    assert told["stage_s/rollout"] == pytest.approx(1.0)
-    assert told["generation_s/median"] >= 1.0
 
 
 def test_a_process_that_goes_on_says_how_its_clock_goes(tmp_path: Path) -> None:

@@ -196,7 +196,16 @@ CASES = (
         plugin="refine",
         two=(ROLLOUT,),
     ),
-    Alone(name="gcore-report", settings=("plugins=[report]",), commands=(g_core("report", RUN),)),
+    Alone(
+        name="gcore-report",
+        settings=("plugins=[report]",),
+        commands=(
+            g_core("report", RUN),
+            g_core("diff", RUN, RUN),
+            g_core("trace", RUN),
+            g_core("logs", RUN),
+        ),
+    ),
     fakes("gcore-rewards", "rewards.same={use: rewards/exact-match}"),
     fakes("gcore-sentinel", "sentinel={use: sentinel}", two=(POLICY, ROLLOUT)),
     lacking("gcore-sglang", "roles.rollout.use=sglang", "g-core venv create sglang", code=2),

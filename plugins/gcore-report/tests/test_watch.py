@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gcore_report.watch
 import pytest
+from gcore_report.loopback import Door
 from gcore_report.page.document import PANELS
 from gcore_report.page.runs import open_runs
 from gcore_report.watch import app
@@ -15,7 +16,6 @@ from gcore_report.watch.rows import NewRows
 from starlette.testclient import TestClient
 
 from gcore_core.contract.run_files import METRICS, SAVE
-from gcore_core.kits.loopback import Door
 from tests.support.page_runs import EVIL, write_run
 
 HERE = "http://127.0.0.1:8123"

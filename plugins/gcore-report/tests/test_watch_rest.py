@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_report.loopback import Door
 from gcore_report.page import limits
 from gcore_report.page.answers import answers
 from gcore_report.page.pictures import pictures
@@ -20,7 +21,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from gcore_core.contract import run_files
-from gcore_core.kits.loopback import Door
 from tests.support.page_runs import EVIL, write_answers, write_lines, write_run
 
 DOOR = Door(name="watch", token="a-long-secret", port=8123)

@@ -1,6 +1,6 @@
 """The page of a run that goes on: what it serves, and what its buttons do.
 
-Who gets in is the affair of ``gcore_core.kits.loopback``. The page loads nothing from elsewhere,
+Who gets in is the affair of ``gcore_report.loopback``. The page loads nothing from elsewhere,
 and its policy forbids it. The buttons post to this page alone; a page of somebody else cannot press
 them, since it neither has the cookie nor comes from here.
 """
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gcore_core.kits.loopback import Door, guarded
 from gcore_core.kits.runs import ask_to_save, ask_to_stop, is_alive
+from gcore_report.loopback import Door, guarded
 from gcore_report.page.document import PANELS, live_page
 from gcore_report.page.runs import Run
 from gcore_report.watch import answers, tokens

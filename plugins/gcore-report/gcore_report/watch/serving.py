@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcore_core.kits import loopback
+from gcore_report import loopback
 from gcore_report.page.runs import Run
 from gcore_report.watch.app import make_app
 

@@ -1,6 +1,6 @@
 """Serves the page of raters, on loopback and to holders of a token alone.
 
-Who gets in is the affair of ``gcore_core.kits.loopback``. Every text that a model or a person wrote
+Who gets in is the affair of ``gcore_report.loopback``. Every text that a model or a person wrote
 is escaped by the template engine. The page loads nothing from elsewhere, and its policy
 (Content-Security-Policy) forbids it.
 """
@@ -12,13 +12,13 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
+from gcore_report.loopback import Door, guarded, set_cookie
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gcore_core.kits.loopback import Door, guarded, set_cookie
 from gcore_rewards.human.raters import Refusal
 from gcore_rewards.human.tasks import Task
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gcore_core.kits import loopback
+from gcore_report import loopback
+
 from gcore_rewards.human.page import make_app
 from gcore_rewards.human.tasks import Task
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gcore_report.loopback import Door
 from gcore_rewards.human.answers import Answer, Pair
 from gcore_rewards.human.comparing import Comparing, Rules
 from gcore_rewards.human.judgements import read_lines
 from gcore_rewards.human.page import make_app
 from starlette.testclient import TestClient
 
-from gcore_core.kits.loopback import Door
+from gcore_core import cli
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 HERE = "http://127.0.0.1:8123"
@@ -197,3 +199,17 @@ def test_a_judgement_that_could_not_be_written_is_told_and_can_be_given_again(
     assert answer.status_code == 507 and "No space left" in answer.text
     assert client.post("/answer", data=form).status_code == 200
     assert len(read_lines(site.path)) == 1
+
+
+def test_a_page_without_its_libraries_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "gcore_rewards.human.serving", raising=False)
+    monkeypatch.setitem(sys.modules, "gcore_report", None)
+    file = tmp_path / "answers.jsonl"
+    file.write_text('{"prompt": "2+2", "answers": ["4", "5"]}\n')
+    words = ["human", "rate", "--file", str(file), "--to", str(tmp_path / "judgements.jsonl")]
+    assert cli.main(words) == 3
+    facts, todo = capsys.readouterr().err.splitlines()
+    assert facts == "g-core human: the page for people needs gcore_report, which is not installed."
+    assert "pip install" in todo and "gcore-rewards[human]" in todo

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_report import comparison
+from gcore_report.comparison import Comparison, compare
 
 from gcore_core.cli import main
 from gcore_core.contract import run_files
-from gcore_core.run import comparison
-from gcore_core.run.comparison import Comparison, compare
 from gcore_core.run.export import weights_sha256
 from tests.support import runs
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_report.comparison import Comparison, compare
 
 from gcore_core.cli import main
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.run_files import Environment
-from gcore_core.run.comparison import Comparison, compare
 from gcore_core.runtime.tensor_journal import TensorJournal
 
 STEPS = 3

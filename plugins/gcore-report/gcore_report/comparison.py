@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.config import yaml_source
-from gcore_core.config.yaml_source import flat
 from gcore_core.contract.errors import ConfigError, GcoreError
 from gcore_core.contract.run_files import (
     CONFIG,
@@ -29,8 +27,9 @@ from gcore_core.contract.run_files import (
     read_metrics,
     read_tensors,
     read_trace,
+    read_weights_sha256,
 )
-from gcore_core.run.summary import weights_sha256_in
+from gcore_core.kits.runs import read_settings
 
 #: The stage before the first step: the weights that a run begins with.
 START = "start"
@@ -168,7 +167,7 @@ def compare(first: Path, second: Path) -> Comparison:
     Raises ConfigError for a directory that holds no run, or one whose steps have no digests.
     """
     runs = _read(first), _read(second)
-    hashes = weights_sha256_in(first), weights_sha256_in(second)
+    hashes = read_weights_sha256(first), read_weights_sha256(second)
     found = Comparison(
         runs=(str(first), str(second)),
         same=False,
@@ -217,7 +216,7 @@ def _read(directory: Path) -> _Run:
             why=f"it has no {' and no '.join(missing)}",
             todo="name a directory such as runs/<name>/<NNN>",
         )
-    tree = yaml_source.read_written(directory / CONFIG)
+    config = {key: value for key, value in read_settings(directory).items() if value != {}}
     rows = {row["step"]: row for row in read_metrics(directory)}
     if not rows or not all(row.get("digests") for row in rows.values()):
         raise ConfigError(
@@ -230,7 +229,7 @@ def _read(directory: Path) -> _Run:
             ),
             todo="compare final weights: g-core hash RUN/weights",
         )
-    return _Run(directory, {key: value for key, value in flat(tree).items() if value != {}}, rows)
+    return _Run(directory, config, rows)
 
 
 def _parting(runs: tuple[_Run, _Run]) -> tuple[int, str] | None:

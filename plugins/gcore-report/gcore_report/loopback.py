@@ -1,7 +1,6 @@
 """Serves a page on loopback to holders of its token alone; for plugins that have a page.
 
-Needs ``gcore-core[loopback]``, which brings starlette and uvicorn. A plugin makes its application
-with ``guarded`` and runs it with ``serve``. Then:
+A plugin makes its application with ``guarded`` and runs it with ``serve``. Then:
 
 - The page is on 127.0.0.1 and nowhere else; no argument changes that.
 - Nobody gets in but by the address that ``serve`` prints. Its token is drawn at each start, is

@@ -1,4 +1,4 @@
-"""``g-core trace RUN``: sums up a run's trace in numbers, or writes all of it as a timeline."""
+"""The plugin ``trace`` sums up a run's trace, or writes it as a timeline: ``g-core trace RUN``."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CommandProvider
+
 if TYPE_CHECKING:
     from gcore_core.contract.run_files import Line, Record, Stage
 
 _US_PER_S = 1e6
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run_dir",
-        type=Path,
-        metavar="RUN_DIR",
-        help="the run's directory, e.g. runs/quickstart/001",
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="sum up a run's trace, or write it as a timeline",
+        factory="gcore_report.trace:trace",
     )
-    parser.add_argument(
-        "--perfetto", type=Path, metavar="FILE", help="write a timeline that ui.perfetto.dev opens"
-    )
-    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
-    parser.epilog = "example:\n  g-core trace runs/quickstart/001 --perfetto timeline.json"
 
 
-def run(args: argparse.Namespace) -> int:
+def trace(words: list[str]) -> int:
+    """Runs ``g-core trace`` with these words; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
     import msgspec
 
-    from gcore_core.cli import write_file
     from gcore_core.contract.run_files import read_trace
+    from gcore_core.kits.commands import write_file
 
     lines = list(read_trace(args.run_dir))
     if args.perfetto is not None:
@@ -50,6 +49,26 @@ def run(args: argparse.Namespace) -> int:
         for name, value in values.items():
             print(f"{name:<28} {value:12.4g}")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core trace",
+        description="Sum up a run's trace, or write it as a timeline.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  g-core trace runs/quickstart/001 --perfetto timeline.json",
+    )
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="the run's directory, e.g. runs/quickstart/001",
+    )
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="FILE", help="write a timeline that ui.perfetto.dev opens"
+    )
+    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+    return parser
 
 
 def numbers(lines: Iterable[Line]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""``g-core diff RUN RUN``: where two runs part, and why.
+"""The plugin ``diff`` says where two runs part, and why: ``g-core diff RUN RUN``.
 
 Exit code: 0 they are the same, 1 they are not, 2 bad input.
 """
@@ -6,29 +6,38 @@ Exit code: 0 they are the same, 1 they are not, 2 bad input.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CommandProvider
+
 if TYPE_CHECKING:
-    from gcore_core.run.comparison import Comparison
+    from gcore_report.comparison import Comparison
 
 _SHOWN = 6  # differences besides the likely cause
+_EPILOG = """\
+exit code: 0 the same, 1 they differ, 2 a directory that cannot be compared
+
+example:
+  g-core diff runs/quickstart/001 runs/quickstart/002
+"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    for name in ("first", "second"):
-        parser.add_argument(name, type=Path, metavar="RUN", help="a run's directory")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.epilog = (
-        "exit code: 0 the same, 1 they differ, 2 a directory that cannot be compared\n\n"
-        "example:\n  g-core diff runs/quickstart/001 runs/quickstart/002"
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="say where two runs part, and why", factory="gcore_report.diff:diff"
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def diff(words: list[str]) -> int:
+    """Runs ``g-core diff`` with these words; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
     import msgspec
 
-    from gcore_core.run.comparison import compare
+    from gcore_report.comparison import compare
 
     comparison = compare(args.first, args.second)
     if args.json:
@@ -36,6 +45,19 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(lines_of(comparison)))
     return 0 if comparison.same else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core diff",
+        description="Say where two runs part, and why.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
+    )
+    for name in ("first", "second"):
+        parser.add_argument(name, type=Path, metavar="RUN", help="a run's directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def lines_of(comparison: Comparison) -> list[str]:

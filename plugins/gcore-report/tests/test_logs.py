@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from gcore_report import logs as module
 
 from gcore_core import cli
-from gcore_core.cli import logs as module
 from gcore_core.run.supervised import hold_run
 
 

@@ -1,4 +1,4 @@
-"""The kit of loopback pages: where it listens, whom it lets in, and what every answer carries."""
+"""Pages on loopback: where they listen, whom they let in, and what every answer carries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import uvicorn
+from gcore_report import loopback
+from gcore_report.loopback import HEADERS, Door, guarded
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gcore_core.contract.errors import AddressError
-from gcore_core.kits import loopback
-from gcore_core.kits.loopback import HEADERS, Door, guarded
 
 HERE = "http://127.0.0.1:8123"
 DOOR = Door(name="test", token="a-long-secret", port=8123)

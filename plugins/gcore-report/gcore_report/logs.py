@@ -1,19 +1,70 @@
-"""``g-core logs RUN [WORKER]``: prints the logs of a run's processes, also while it goes on."""
+"""The plugin ``logs`` prints the logs of a run's processes: ``g-core logs RUN [WORKER]``."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CommandProvider
 
 _LOOK_S = 0.5  # seconds between two looks for new lines
 _OVER_S = 3.0  # a run without a supervisor for so long has ended; a killed one is back by then
 _TAIL = 20  # lines of each log, where several are printed
+_EPILOG = """\
+examples:
+  g-core logs runs/quickstart/latest
+  g-core logs runs/quickstart/latest rollout --follow -n 5
+"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="print the logs of a run's processes, also while it goes on",
+        factory="gcore_report.logs:logs",
+    )
+
+
+def logs(words: list[str]) -> int:
+    """Runs ``g-core logs`` with these words; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
+    from gcore_core.kits.runs import run_goes_on
+    from gcore_report.log_files import find_logs, pick_logs
+
+    found = find_logs(args.run_dir)
+    if args.worker is None and args.lines is None and not args.follow:
+        _list(found)
+        return 0
+    picked = found if args.worker is None else pick_logs(found, args.worker, args.run_dir)
+    # While logs are followed, a process may start whose name begins so.
+    several = len(picked) > 1 or (args.follow and args.worker not in picked)
+    n_lines = args.lines if args.lines is not None else (_TAIL if several else None)
+    tails = {name: LogTail(path) for name, path in picked.items()}
+    for name, tail in tails.items():
+        _print(name, tail.last(n_lines, whole_lines=args.follow), named=several)
+    # For how long no supervisor was seen. Without --follow the loop below is not entered.
+    over_s = 0.0 if args.follow else _OVER_S
+    while over_s < _OVER_S:
+        over_s = 0.0 if run_goes_on(args.run_dir) else over_s + _LOOK_S
+        for name, path in find_logs(args.run_dir).items():
+            if args.worker is None or name in tails or (several and name.startswith(args.worker)):
+                tail = tails.setdefault(name, LogTail(path))
+                _print(name, tail.new(whole_lines=over_s < _OVER_S), named=several)
+        time.sleep(_LOOK_S)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core logs",
+        description="Print the logs of a run's processes, also while it goes on.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
+    )
     parser.add_argument(
         "run_dir",
         type=Path,
@@ -37,10 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="LINES",
         help=f"how many of the last lines; default: all of one log, {_TAIL} of each of several",
     )
-    parser.epilog = (
-        "examples:\n  g-core logs runs/quickstart/latest\n"
-        "  g-core logs runs/quickstart/latest rollout --follow -n 5"
-    )
+    return parser
 
 
 def _number(text: str) -> int:
@@ -49,36 +97,9 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def run(args: argparse.Namespace) -> int:
-    from gcore_core.run.logs import find_logs, pick_logs
-    from gcore_core.run.supervised import run_goes_on
-
-    logs = find_logs(args.run_dir)
-    if args.worker is None and args.lines is None and not args.follow:
-        _list(logs)
-        return 0
-    picked = logs if args.worker is None else pick_logs(logs, args.worker, args.run_dir)
-    # While logs are followed, a process may start whose name begins so.
-    several = len(picked) > 1 or (args.follow and args.worker not in picked)
-    n_lines = args.lines if args.lines is not None else (_TAIL if several else None)
-    tails = {name: LogTail(path) for name, path in picked.items()}
-    for name, tail in tails.items():
-        _print(name, tail.last(n_lines, whole_lines=args.follow), named=several)
-    # For how long no supervisor was seen. Without --follow the loop below is not entered.
-    over_s = 0.0 if args.follow else _OVER_S
-    while over_s < _OVER_S:
-        over_s = 0.0 if run_goes_on(args.run_dir) else over_s + _LOOK_S
-        for name, path in find_logs(args.run_dir).items():
-            if args.worker is None or name in tails or (several and name.startswith(args.worker)):
-                tail = tails.setdefault(name, LogTail(path))
-                _print(name, tail.new(whole_lines=over_s < _OVER_S), named=several)
-        time.sleep(_LOOK_S)
-    return 0
-
-
 def _list(logs: dict[str, Path]) -> None:
     """Prints the name, size and age of each log."""
-    from gcore_core.cli import print_table
+    from gcore_core.kits.commands import print_table
 
     rows = []
     for name, path in logs.items():
