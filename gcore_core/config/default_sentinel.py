@@ -1,8 +1,10 @@
 """Chooses what watches the log-probs of a job that names nothing (``sentinel.use: auto``).
 
-It chooses the plugin ``sentinel`` where that is installed, else the core's own ``core/band``. A
-sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
-the plugin there: such a job gets ``core/band``, and a note that says how to have the plugin.
+It chooses gcore-sentinel's ``sentinel`` where that is installed, else the core's own ``core/band``.
+A sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
+the plugin there: such a job gets ``sentinel/band``, whose ranks build what the core has.
+
+Each choice is told in a note, so that an installation changes no run in silence.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from typing import Any
 from gcore_core.config.catalog import Catalog
 from gcore_core.config.default_balancer import Choice
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
 
 SEQUENTIAL = "sentinel"
+SEARCHING_BAND = "sentinel/band"
 BAND = "core/band"
 
 
@@ -29,14 +33,23 @@ def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
     try:
         installed.get(SEQUENTIAL, where="sentinel.use")
     except GcoreError:
-        reason = f"auto: plugin {SEQUENTIAL} is not installed, or may not be used"
-        return Choice(use=BAND, reason=reason)
-    if (core["roles"].get(POLICY) or {}).get("python"):
         return Choice(
             use=BAND,
-            reason=f"auto: roles.{POLICY}.python is another interpreter",
-            note=f"sentinel.use is {BAND}, as roles.{POLICY} has an interpreter of its own; where "
-            f"gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also watches low "
-            "precision",
+            reason=f"auto: plugin {SEQUENTIAL} is not installed, or may not be used",
+            note=f"sentinel.use is {BAND}, which compares fresh records alone and looks for no "
+            f"cause, since plugin {SEQUENTIAL} is not installed or may not be used "
+            f"({install_command(f'gcore-{SEQUENTIAL}')})",
         )
-    return Choice(use=SEQUENTIAL, reason=f"auto: plugin {SEQUENTIAL} is installed")
+    if (core["roles"].get(POLICY) or {}).get("python"):
+        return Choice(
+            use=SEARCHING_BAND,
+            reason=f"auto: roles.{POLICY}.python is another interpreter",
+            note=f"sentinel.use is {SEARCHING_BAND}, as roles.{POLICY} has an interpreter of its "
+            f"own; where gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also "
+            "watches low precision",
+        )
+    return Choice(
+        use=SEQUENTIAL,
+        reason=f"auto: plugin {SEQUENTIAL} is installed",
+        note=f"sentinel.use is {SEQUENTIAL}, as gcore-{SEQUENTIAL} is installed",
+    )

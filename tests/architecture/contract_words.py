@@ -102,8 +102,19 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 
 def _is_read_by_plugins(word: Word) -> bool:
-    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements."""
-    read = ("rows", "measurements", "engine_profiles", "run_files", "job_settings", "providers")
+    """Words that the core hands on whole and a plugin reads: settings, journals, measurements.
+
+    Of step_check, what gcore-sentinel asks of workers: the core answers, and itself asks nothing.
+    """
+    read = (
+        "rows",
+        "measurements",
+        "engine_profiles",
+        "run_files",
+        "job_settings",
+        "providers",
+        "step_check",
+    )
     return word.module in read
 
 
