@@ -4,7 +4,7 @@ It chooses gcore-sentinel's ``sentinel`` where that is installed, else the core'
 A sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
 the plugin there: such a job gets ``sentinel/band``, whose ranks build what the core has.
 
-Each choice is told in a note, so that an installation changes no run in silence.
+A choice of gcore-sentinel's is told in a note, so that an installation changes no run in silence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from gcore_core.config.catalog import Catalog
 from gcore_core.config.default_balancer import Choice
 from gcore_core.contract.errors import GcoreError
-from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
 
 SEQUENTIAL = "sentinel"
@@ -33,13 +32,8 @@ def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
     try:
         installed.get(SEQUENTIAL, where="sentinel.use")
     except GcoreError:
-        return Choice(
-            use=BAND,
-            reason=f"auto: plugin {SEQUENTIAL} is not installed, or may not be used",
-            note=f"sentinel.use is {BAND}, which compares fresh records alone and looks for no "
-            f"cause, since plugin {SEQUENTIAL} is not installed or may not be used "
-            f"({install_command(f'gcore-{SEQUENTIAL}')})",
-        )
+        reason = f"auto: plugin {SEQUENTIAL} is not installed, or may not be used"
+        return Choice(use=BAND, reason=reason)
     if (core["roles"].get(POLICY) or {}).get("python"):
         return Choice(
             use=SEARCHING_BAND,
