@@ -38,13 +38,13 @@ import numpy as np
 import torch
 from bf16_pair import PROMPTS, Engine, Pair, Replica, Sampled, Weights, changed, zeroed
 from gcore_sentinel import tables
+from gcore_sentinel.causes import likeliest
 from gcore_sentinel.config import SequentialConfig
 from gcore_sentinel.evidence import slope_terms
 from gcore_sentinel.sequential import Sequential
 
 from gcore_core.contract import sentinel as contract
 from gcore_core.contract.sentinel import Alarm, Compared, SentinelContext
-from gcore_core.controllers.watching import likeliest
 
 STREAMS = 8
 TRAINING_STEPS = 120

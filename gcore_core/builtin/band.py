@@ -13,7 +13,7 @@ from gcore_core.contract.sentinel import Alarm, Compared, Finding, SentinelConte
 class Band:
     """Counts the actions whose gap is over the band; one is enough for an alarm."""
 
-    def __init__(self, config: None, context: SentinelContext) -> None:
+    def __init__(self, config: object, context: SentinelContext) -> None:
         self._band = context.band
 
     def measure(self, records: Sequence[Compared]) -> np.ndarray:

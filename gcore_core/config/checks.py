@@ -34,7 +34,13 @@ from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
-from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
+from gcore_core.contract.providers import (
+    PARTS,
+    ControllerProvider,
+    RewardProvider,
+    RoleProvider,
+    SentinelProvider,
+)
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -181,7 +187,15 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
     paths = [own if own in provided else "objective"]
     if _level(provided) == "action":
         paths.append("advantage")
-    return [*paths, *(["sentinel"] if role == POLICY else [])]
+    if role == POLICY and "sentinel" in provided and not _is_built_by_core(provided["sentinel"]):
+        paths.append("sentinel")
+    return paths
+
+
+def _is_built_by_core(sentinel: Provided) -> bool:
+    """Whether ranks build the kernel's own half of a sentinel, which needs no plugin there."""
+    spec = sentinel.spec
+    return isinstance(spec, SentinelProvider) and bool(spec.on_ranks)
 
 
 def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[GcoreError]:

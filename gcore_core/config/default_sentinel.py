@@ -1,8 +1,10 @@
 """Chooses what watches the log-probs of a job that names nothing (``sentinel.use: auto``).
 
-It chooses the plugin ``sentinel`` where that is installed, else the core's own ``core/band``. A
-sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
-the plugin there: such a job gets ``core/band``, and a note that says how to have the plugin.
+It chooses gcore-sentinel's ``sentinel`` where that is installed, else the core's own ``core/band``.
+A sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
+the plugin there: such a job gets ``sentinel/band``, whose ranks build what the core has.
+
+A choice of gcore-sentinel's is told in a note, so that an installation changes no run in silence.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.job_settings import AUTO, POLICY
 
 SEQUENTIAL = "sentinel"
+SEARCHING_BAND = "sentinel/band"
 BAND = "core/band"
 
 
@@ -33,10 +36,14 @@ def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
         return Choice(use=BAND, reason=reason)
     if (core["roles"].get(POLICY) or {}).get("python"):
         return Choice(
-            use=BAND,
+            use=SEARCHING_BAND,
             reason=f"auto: roles.{POLICY}.python is another interpreter",
-            note=f"sentinel.use is {BAND}, as roles.{POLICY} has an interpreter of its own; where "
-            f"gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also watches low "
-            "precision",
+            note=f"sentinel.use is {SEARCHING_BAND}, as roles.{POLICY} has an interpreter of its "
+            f"own; where gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also "
+            "watches low precision",
         )
-    return Choice(use=SEQUENTIAL, reason=f"auto: plugin {SEQUENTIAL} is installed")
+    return Choice(
+        use=SEQUENTIAL,
+        reason=f"auto: plugin {SEQUENTIAL} is installed",
+        note=f"sentinel.use is {SEQUENTIAL}, as gcore-{SEQUENTIAL} is installed",
+    )

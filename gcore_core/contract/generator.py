@@ -171,7 +171,7 @@ class ScoresLogprobs(Protocol):
     """Computes log-probs of given actions: capability "logprobs" of a generator or a trainer.
 
     Where a run's records are not fresh, both sides are asked after a push, about the same records
-    under the same weights, and a sentinel compares their answers (canaries).
+    under the same weights, and a step check compares their answers.
     """
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:

@@ -113,7 +113,8 @@ def gcore_balancers() -> Iterable[p.BalancerProvider]:  # type: ignore[empty-bod
 @hookspec
 def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-body]
     """Watchers of log-probs. Factory: ``(config, context: SentinelContext) -> Sentinel``, called in
-    each trainer rank and in each controller.
+    each trainer rank and in each controller. What follows from an alarm is for its step check,
+    which the lead's controller makes (``SentinelProvider.check``).
     """
 
 

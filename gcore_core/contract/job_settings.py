@@ -255,14 +255,15 @@ class Balance(Choice):
 class Sentinel(Choice):
     """Watches whether generators compute what the trainer computes."""
 
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "canaries": "set sentinel.config.canaries, a key of gcore-sentinel's sentinel and "
+        "sentinel/band (pip install gcore-sentinel)"
+    }
+
     use: str = AUTO
     """Watches whether generators compute what the trainer computes. ``auto``: ``sentinel`` where
-    gcore-sentinel is installed and the policy has no interpreter of its own, else ``core/band``.
-    """
-    canaries: int = _at_least(0, default=16)
-    """Records that generators and trainer score again after a push, where none of a step's records
-    could be compared since older weights sampled them; only where both have the capability
-    ``logprobs``. 0: none.
+    gcore-sentinel is installed, ``sentinel/band`` where the policy also has an interpreter of its
+    own, else ``core/band``.
     """
 
 

@@ -6,10 +6,11 @@ holds the answer against the contract with ``broken``.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -42,8 +43,18 @@ class PluginCode:
         An error that is raised on purpose passes. Any other becomes a ContractError that says where
         it was raised.
         """
-        try:
+        with self._reported():
             return function(*args, **kwargs)
+
+    async def wait(self, answer: Awaitable[T]) -> T:
+        """Waits for what a coroutine of the plugin gives; errors as in ``call``."""
+        with self._reported():
+            return await answer
+
+    @contextlib.contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
         except (GcoreError, MemoryError):
             raise
         except Exception as error:  # isolation point: a plugin's code

@@ -353,7 +353,27 @@ class SamplerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class SentinelProvider(Provider):
-    """Describes what watches whether generators compute what the trainer computes."""
+    """Describes what watches whether generators compute what the trainer computes.
+
+    check: ``"module:attribute"`` of the factory of a step check, called in the lead's controller as
+        ``check(config, context: StepCheckContext)``; "": the kernel's, which ends the run at the
+        sentinel's first alarm.
+    on_ranks: ``"module:attribute"`` of what trainer ranks build in place of ``factory``, with None
+        for its config, where their interpreter may lack the plugin; "": ``factory``.
+    """
+
+    check: str = ""
+    on_ranks: str = ""
+
+    def problems(self, plugin: str) -> list[str]:
+        return [
+            *super().problems(plugin),
+            *(
+                f"{name} {reference!r} is not 'module:attribute'"
+                for name in ("check", "on_ranks")
+                if (reference := getattr(self, name)) and not _FACTORY.fullmatch(reference)
+            ),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ The forms that a record has on its way, each named by (ordinal, sample):
     TrainItem      runtime/messages.py         a controller, of Header and Assignment    workers of trainers and annotators
     TrainRecord    contract/trainer.py         these workers, of a TrainItem             trainers, annotators
     Compared       contract/sentinel.py        a trainer's worker, of a TrainRecord      the sentinel, generators that explain a gap
-    ShownRecord    runtime/messages.py         a trainer's worker, of a Compared         generators' and trainers' workers, by canaries and alarms
+    ShownRecord    runtime/messages.py         a trainer's worker, of a Compared         generators and trainers that score it again or explain it
     TrainedTokens  contract/run_files.py       a trainer's worker, for ``tokens.jsonl``  commands that show records
 
 Twelve words, and what TRL, verl and slime call the same:

@@ -10,6 +10,8 @@ objects of one class, made by the same factory:
     in the lead         judge     the evidence of a step -> alarms; state and restore keep what it
                                   knows in checkpoints
 
+What becomes of an alarm, a step check says (``gcore_core.contract.step_check``).
+
 Log-probs never leave the rank. A group may lie on several ranks, so a rank sends its sums of every
 group to the controller that owns it; controllers send the lead one row of evidence for each replica
 and version. Sums of numbers that are exact in float64 are the same in any order. That is why the
@@ -27,6 +29,8 @@ import numpy as np
 
 #: (replica, version): who sampled some records, and under which weights.
 Source = tuple[int, int]
+#: Factory of the kernel's sentinel ``core/band``, which every interpreter of a run has.
+BAND = "gcore_core.builtin.band:Band"
 #: Evidence is a multiple of this, so that its sums are exact up to 2 ** 20.
 GRID = 2.0**-32
 

@@ -27,7 +27,8 @@ What the parts themselves are made of:
     relayed            what every shard asks of every trainer rank
     annotating         columns that other roles give of the records
     tiles              which records train together in a deterministic run
-    watching           Watching: the sentinel's part in a controller; with canaries and explaining
+    watching           Watching: brings log-probs to the step check
+    checked_workers    whom a step check may ask
 
 A program that draws the next steps while it trains on this one returns the schedule ``Ahead`` from
 ``make_schedule``. Before it pushes, it waits until no sample is in flight, and a checkpoint also

@@ -19,12 +19,14 @@ from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Sentinel
+from gcore_core.contract.step_check import StepCheck, StepCheckContext
 from gcore_core.controllers.algorithm_answers import (
     advantage_code,
     balancer_code,
     filter_code,
     sampling_code,
 )
+from gcore_core.controllers.checked_workers import AskedWorkers
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
 from gcore_core.runtime.rpc.retry import insist
@@ -54,6 +56,7 @@ class ControllerContext:
     placement: the policy that moves devices between generators; none where nothing moves.
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
+    step_check: looks at each step; only the lead has it, where there is a sentinel.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
     trainers_turn: in the lead, whoever has the trainers do something holds it: the step program
@@ -80,6 +83,7 @@ class ControllerContext:
     placement: PlacementPolicy | None = None
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
+    step_check: StepCheck | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     saving: asyncio.Event = field(default_factory=asyncio.Event)
     trainers_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
@@ -160,6 +164,23 @@ def make_context(
     """
     supervisor = network.peer("supervisor")
     placed = facts.placement
+    replicas = [network.peer(name) for name in facts.replicas]
+    trained = {
+        role: [[network.peer(name) for name in rank] for rank in trained.ranks]
+        for role, trained in facts.trained.items()
+    }
+    sentinel: Sentinel | None = None
+    if facts.sentinel is not None:
+        sentinel = build(factories["sentinel"], facts.sentinel)
+    step_check: StepCheck | None = None
+    if sentinel is not None and "step_check" in factories:
+        about = StepCheckContext(
+            sentinel=sentinel,
+            provider=facts.providers.get("sentinel", ""),
+            workers=AskedWorkers(replicas, trained[POLICY], both_score=facts.both_score),
+            saves=facts.checkpoint.every > 0,
+        )
+        step_check = build(factories["step_check"], about)
     return ControllerContext(
         facts=facts,
         traffic=network.traffic,
@@ -168,11 +189,8 @@ def make_context(
         supervisor=supervisor,
         lead=network.peer("controller.0"),
         service=service,
-        replicas=[network.peer(name) for name in facts.replicas],
-        trained={
-            role: [[network.peer(name) for name in rank] for rank in trained.ranks]
-            for role, trained in facts.trained.items()
-        },
+        replicas=replicas,
+        trained=trained,
         scorers=[(network.peer(name), rewards) for name, rewards in facts.scorers.items()],
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
@@ -190,5 +208,6 @@ def make_context(
             for names in (placed.agents.values() if placed and placed.meter else ())
             for name in names
         },
-        sentinel=build(factories["sentinel"], facts.sentinel) if facts.sentinel else None,
+        sentinel=sentinel,
+        step_check=step_check,
     )

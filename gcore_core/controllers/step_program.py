@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from gcore_core.contract.errors import GcoreError, WeightMismatch, WorkerDied
@@ -19,7 +20,6 @@ from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.watching import with_canaries
 from gcore_core.controllers.window import InStep, Schedule, Taken, Window
 
 
@@ -93,7 +93,7 @@ class StepProgram(ABC):
         except Stopped:
             await self.checkpointing.flush()
         finally:
-            self.training.watching.end_canaries()
+            self.training.watching.end()
         self.context.trace.flush()
 
     def _over(self) -> list[str]:
@@ -130,7 +130,7 @@ class StepProgram(ABC):
         Raises Stopped before the update when the run is to end.
         """
         if not taken.teaches:
-            seen = await self._canaries()
+            seen = await self._check({})
             return seen | await self._skip(step, watch)
         plans = await self.training.balance(step, taken.groups)
         scalars = await self.training.prepare(step, taken.groups, plans)
@@ -138,7 +138,7 @@ class StepProgram(ABC):
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        seen = await self._canaries()
+        seen = await self._check({})
         await self.publishing.catch_up_all(step + 1)
         try:
             metrics = await self.training.train(step, advantages, plans)
@@ -175,7 +175,7 @@ class StepProgram(ABC):
         await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
         stops = await self.publishing.publish(version, taken.oldest)
-        await self.training.watching.show_canaries(version)
+        await self.training.watching.pushed(version)
         watch.lap("push")
         verdicts = self.window.commit(taken)
         last = self.is_last(step, taken)
@@ -186,7 +186,7 @@ class StepProgram(ABC):
         metrics = trained | ordinals | watch.metrics() | self.placement.metrics
         if last or stops or self.checkpointing.is_due(version, last or stops):
             # What has been judged is a part of the state.
-            metrics = with_canaries(metrics, await self._canaries())
+            metrics = await self._check(metrics)
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         if not last and not stops:
             metrics |= await rest_trainers(self.context)
@@ -211,15 +211,15 @@ class StepProgram(ABC):
             raise Stopped
         return last
 
-    async def _canaries(self) -> dict[str, float]:
-        """Judges the canaries of the latest push, where they are not judged yet.
+    async def _check(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns a step's metrics with those of what the step check had still to judge.
 
         Raises WeightMismatch, in the lead, when there is an alarm.
         """
         try:
-            return await self.training.watching.canaries()
+            return await self.training.watching.before_update(metrics)
         except WeightMismatch:
-            # What is being saved was trained on none of them.
+            # What is being saved was trained on nothing that it is about.
             await self.checkpointing.settle()
             raise
 

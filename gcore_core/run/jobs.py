@@ -30,7 +30,12 @@ from gcore_core.contract.abilities import (
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Launcher, Site
-from gcore_core.contract.providers import ControllerProvider, GeneratorProvider, RewardProvider
+from gcore_core.contract.providers import (
+    ControllerProvider,
+    GeneratorProvider,
+    RewardProvider,
+    SentinelProvider,
+)
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
 from gcore_core.run.checkpoint_service import Resumed
@@ -59,6 +64,8 @@ RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: The function that makes a controller's context. It is named by a string and not imported, because
 #: ``run`` and ``controllers`` never import each other.
 CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
+#: Factory of the step check of a sentinel that brings none.
+COMPARING = "gcore_core.builtin.comparing:Comparing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +222,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         factories |= _trained_with(job, role)
         resume = f"{job.resumed.path}/{role}" if job.resumed else ""
         sentinel = _sentinel(job) if role == POLICY else None
-        factories |= _chosen(job, "sentinel") if sentinel else {}
+        factories |= {"sentinel": _sentinel_on_ranks(job)} if sentinel else {}
         settings = TrainerSettings(
             run=run,
             shards=job.shards,
@@ -305,6 +312,8 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     watches = ["sentinel"] if _sentinel(job) else []
     factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
+    if watches and shard == 0:
+        factories["step_check"] = _step_check(job)
     return _spec(job, site, f"controller.{shard}", 1, factories, _facts(job, shard))
 
 
@@ -340,7 +349,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         logprob_band=logprob_band(*backends),
         compares_logprobs="values" not in required_by(job.plan.objects.get("objective")),
         sentinel=_sentinel(job),
-        canaries=_canaries(job),
+        both_score=_both_score(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
@@ -358,11 +367,26 @@ def _facts(job: Job, shard: int) -> JobFacts:
     )
 
 
-def _canaries(job: Job) -> int:
-    """Returns how many records both sides score after a push; 0 where one of them cannot."""
+def _both_score(job: Job) -> bool:
+    """Returns whether trainer and generators of the policy can score given actions."""
     backends = [job.plan.provided.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
-    can = all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
-    return job.plan.settings.sentinel.canaries if can and _sentinel(job) else 0
+    return all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
+
+
+def _sentinel_on_ranks(job: Job) -> FactorySpec:
+    """Returns what the policy's ranks build of the job's sentinel."""
+    spec = job.plan.provided["sentinel"].spec
+    if isinstance(spec, SentinelProvider) and spec.on_ranks:
+        return FactorySpec(spec.on_ranks)
+    return job.plan.factory("sentinel")
+
+
+def _step_check(job: Job) -> FactorySpec:
+    """Returns what looks at each step: what the sentinel brings, or what just asks it."""
+    spec = job.plan.provided["sentinel"].spec
+    if isinstance(spec, SentinelProvider) and spec.check:
+        return structs.replace(job.plan.factory("sentinel"), factory=spec.check)
+    return FactorySpec(COMPARING)
 
 
 def _sentinel(job: Job) -> SentinelContext | None:

@@ -28,6 +28,7 @@ from gcore_core.contract.records import (
     WeightPlan,
 )
 from gcore_core.contract.sentinel import Finding
+from gcore_core.contract.step_check import Held
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
 from gcore_core.runtime.named_files import NamedFile
 from gcore_core.runtime.rpc.service import RemoteFailure
@@ -405,12 +406,12 @@ class DiagnoseRequest(Message):
 
 
 class ShownRecord(Message):
-    """Holds ``Compared`` in plain values: a record that an alarm is about, or a canary.
+    """Holds ``Compared`` in plain values: one that an alarm is about, or that is scored again.
 
-    key: ordinal, sample, step, replica, version. Of a canary, step and version are both that of the
-        weights that score it, and the replica is -1.
+    key: ordinal, sample, step, replica, version. Of one that is scored again, step and version are
+        both that of the weights that score it, and the replica is -1.
     ids: of the prompt and of the actions.
-    logps: the rollout's and the trainer's; of a canary both are the trainer's.
+    logps: the rollout's and the trainer's; of one that the trainer scored again both are its own.
     """
 
     key: tuple[int, int, int, int, int]
@@ -426,7 +427,7 @@ class ExplainRequest(Message):
     records: list[ShownRecord]
 
 
-class CanaryRequest(Message):
+class ScoreLast(Message):
     """Asks a rank to score some of the records that it trained on last, under its present weights.
 
     version: of these weights.
@@ -439,8 +440,8 @@ class CanaryRequest(Message):
     ranks: int
 
 
-class ScoreCanaries(Message):
-    """Asks a generator to score canaries under the weights of a version."""
+class ScoreAgain(Message):
+    """Asks a generator to score records under the weights of a version."""
 
     version: int
     records: list[ShownRecord]
@@ -465,8 +466,8 @@ SKIP_STEP = Endpoint("skip_step", SkipStep, Nothing)
 DIAGNOSE = Endpoint("diagnose", DiagnoseRequest, list[Finding])
 SHOW_COMPARED = Endpoint("show_compared", DiagnoseRequest, list[ShownRecord])
 EXPLAIN = Endpoint("explain", ExplainRequest, list[Finding], Wait.WORK)
-CANARIES = Endpoint("canaries", CanaryRequest, list[ShownRecord], Wait.WORK)
-SCORE_CANARIES = Endpoint("score_canaries", ScoreCanaries, list[list[float]], Wait.WORK)
+SCORE_LAST = Endpoint("score_last", ScoreLast, list[ShownRecord], Wait.WORK)
+SCORE_AGAIN = Endpoint("score_again", ScoreAgain, list[list[float]], Wait.WORK)
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -556,29 +557,6 @@ class PushConfirmed(Message):
     stamp: int = 0
 
 
-class HeldReply(Message):
-    """Says what a generator holds now, against what the last pushes brought.
-
-    version: of its weights, as it says itself.
-    pushed: version of the last push that it took; -1: it took none.
-    known: whether its weights can be compared with what came: it can hash them, and they came as
-        bytes.
-    differ: names of tensors that are not what the last push brought.
-    tensors: how many the push brought.
-    older: of those that differ, how many are what an older push brought, of the last few the one
-        with most of them.
-    older_version: of that push; -1: there was none.
-    """
-
-    version: int
-    pushed: int = -1
-    known: bool = False
-    differ: list[str] = []
-    tensors: int = 0
-    older: int = 0
-    older_version: int = -1
-
-
 class SaveWeights(Message):
     """Asks a rank to write the final weights that shall lie in a directory, or to place them."""
 
@@ -608,7 +586,7 @@ CATCH_UP = Endpoint("push.catch_up", CatchUp, Nothing, Wait.PUSH)
 PUSH_PULL = Endpoint("push.pull", PullWeights, PushConfirmed, Wait.SOON)
 PUSH_PLAN = Endpoint("push.plan", PlanRequest, WeightPlan)
 PUSH_BUCKET = Endpoint("push.bucket", BucketRequest, Bucket)
-PUSH_HELD = Endpoint("push.held", Nothing, HeldReply, Wait.SOON)
+PUSH_HELD = Endpoint("push.held", Nothing, Held, Wait.SOON)
 SAVE_PRETRAINED = Endpoint("save_pretrained", SaveWeights, Nothing, Wait.PUSH)
 PLACE_WEIGHTS = Endpoint("place_weights", PlaceWeights, Nothing, Wait.PUSH)
 UNSAVED_WEIGHTS = Endpoint("unsaved_weights", UnsavedWeights, Nothing)

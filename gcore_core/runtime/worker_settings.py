@@ -184,8 +184,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     compares_logprobs: the policy's trainer says how far they are; False for one that trains a value
         head, which gives no log-probs.
     sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
-    canaries: records that both sides score again after a push, where a step's own cannot be
-        compared; 0 where one of them cannot score.
+    both_score: trainer and generators can score given actions (capability ``logprobs``).
     output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
@@ -214,7 +213,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     logprob_band: float = 1e-3
     compares_logprobs: bool = True
     sentinel: SentinelContext | None = None
-    canaries: int = 0
+    both_score: bool = False
     output: str = ""
     trace: str = ""
     takes_stale: bool = False

@@ -17,9 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
-#: What backends call or read, not the core: objectives, advantages per action, and what one backend
-#: tells another in a push. Who does it stands in plugins/.
-CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective"}
+#: What backends call or read, not the core: objectives, advantages per action, what one backend
+#: tells another in a push, and what an engine notes of a sample that goes on through pushes. Who
+#: does it stands in plugins/.
+CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective", "SampledBy"}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = set[str]()
@@ -102,8 +103,19 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 
 def _is_read_by_plugins(word: Word) -> bool:
-    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements."""
-    read = ("rows", "measurements", "engine_profiles", "run_files", "job_settings", "providers")
+    """Words that the core hands on whole and a plugin reads: settings, journals, measurements.
+
+    Of step_check, what gcore-sentinel asks of workers: the core answers, and itself asks nothing.
+    """
+    read = (
+        "rows",
+        "measurements",
+        "engine_profiles",
+        "run_files",
+        "job_settings",
+        "providers",
+        "step_check",
+    )
     return word.module in read
 
 

@@ -82,7 +82,7 @@ def late(tmp_path: Path, fault: str, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.protects
-@pytest.mark.parametrize("use", ["core/band", "sentinel"])
+@pytest.mark.parametrize("use", ["core/band", "sentinel/band", "sentinel"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_replica_that_goes_wrong_is_named_and_the_run_ends_saved(
     tmp_path: Path, use: str, shards: int

@@ -14,13 +14,13 @@ from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import (
     GENERATE,
     PUSH_HELD,
-    SCORE_CANARIES,
+    SCORE_AGAIN,
     SLEEP,
     TRAIN,
     WAKE,
     GenerateRequest,
     Nothing,
-    ScoreCanaries,
+    ScoreAgain,
     SleepRequest,
 )
 from gcore_core.runtime.process.compute import ThreadCompute
@@ -88,7 +88,7 @@ def test_what_asks_nothing_of_its_engine_makes_none(tmp_path: Path) -> None:
     async def scenario() -> None:
         process, note = await lost_asleep(tmp_path)
         await process.peer.call(SLEEP, SleepRequest(3))
-        assert await process.peer.call(SCORE_CANARIES, ScoreCanaries(0, [])) == []
+        assert await process.peer.call(SCORE_AGAIN, ScoreAgain(0, [])) == []
         with pytest.raises(ContractError, match="this generator sleeps"):
             await process.peer.call(PUSH_HELD, Nothing())
         assert process.made == 0

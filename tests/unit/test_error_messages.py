@@ -45,9 +45,9 @@ from gcore_core.contract.placement import Device
 from gcore_core.contract.records import Header, Prompt, RunFacts, StepReport
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.sentinel import Alarm
+from gcore_core.contract.step_check import mismatch
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
-from gcore_core.controllers.watching import held_otherwise, mismatch
 from gcore_core.controllers.window.lanes import Round, check_repeats, check_versions
 from gcore_core.run import directory as run_directory
 from gcore_core.run import job_files, start
@@ -56,7 +56,7 @@ from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.homecoming import no_directory
 from gcore_core.run.machines_left import place_run
 from gcore_core.run.restarts import Restarts
-from gcore_core.runtime.messages import HeldReply, TrainReply, Versions, WorkerExit
+from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.process.launchers import InlineLauncher
 from gcore_core.runtime.process.main_thread import ThreadedLimits
@@ -526,16 +526,15 @@ def alarmed() -> None:
             "376 actions, the alarm is at 19.5"
         ),
     )
-    held = HeldReply(4, 4, True, ["lm_head.weight"], 21, 0, 3)
-    cause = held_otherwise("rollout.1", held)
     raise mismatch(
         4,
         "rollout.1",
         [alarm],
-        ("weights", cause),
+        f"{alarm.text}; records of this step are of version 4\n"
+        "cause: rollout.1 holds other bytes than were pushed in 1 of 21 tensors: lm_head.weight",
         versions=[4],
-        of_canaries=False,
-        checkpoints=True,
+        saves=True,
+        cause="weights",
     )
 
 

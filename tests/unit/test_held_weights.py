@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from gcore_core.contract.generator import Fingerprints
-from gcore_core.runtime.messages import HeldReply
+from gcore_core.contract.step_check import Held
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
 
 
@@ -27,7 +27,7 @@ async def now(call: Any, *arguments: Any) -> Any:
     return call(*arguments)
 
 
-async def held_after(backend: Holds, pushes: range) -> HeldReply:
+async def held_after(backend: Holds, pushes: range) -> Held:
     assert isinstance(backend, Fingerprints)
     follower = WeightsFollower(
         cast(Any, backend), cast(Any, now), cast(Any, None), asyncio.Lock(), False
@@ -40,7 +40,7 @@ async def held_after(backend: Holds, pushes: range) -> HeldReply:
 @pytest.mark.parametrize("age", [1, 2, 5, 15])
 async def test_weights_of_any_of_the_last_pushes_are_named(age: int) -> None:
     held = await held_after(Holds(40, a=40 - age, b=40 - age, c=0), range(1, 41))
-    assert held == HeldReply(40, 40, True, ["a", "b"], 3, 2, 40 - age)
+    assert held == Held(40, 40, True, ["a", "b"], 3, 2, 40 - age)
 
 
 async def test_right_weights_differ_from_nothing() -> None:

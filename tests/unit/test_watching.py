@@ -1,8 +1,7 @@
-"""Ranks' numbers are added up by group before they are weighed; causes are weighed over ranks."""
+"""Ranks' numbers are added up by group before they are weighed."""
 
 from __future__ import annotations
 
-import re
 from typing import Any, cast
 
 import msgspec
@@ -15,13 +14,10 @@ from gcore_core.contract.sentinel import Finding, SentinelContext, on_grid
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.controllers.watching import (
     evidence_of,
-    held_otherwise,
-    likeliest,
     summed,
-    with_canaries,
     without_empty_gaps,
 )
-from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, HeldReply
+from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ScoreLast
 from gcore_core.runtime.shells.compared_records import ComparedRecords
 
 
@@ -76,38 +72,6 @@ def test_a_gap_of_nothing_is_not_told_and_one_that_was_measured_is() -> None:
 def test_evidence_on_the_grid_never_claims_more() -> None:
     values = np.array([0.1, -0.1, 1e-12, 18.4])
     assert (on_grid(values) <= values).all() and np.abs(on_grid(values) - values).max() < 1e-9
-
-
-def finding(cause: str, score: float, weight: float = 1.0) -> Finding:
-    return Finding(cause=cause, score=score, weight=weight, text=f"it is {cause}")
-
-
-def test_the_cause_that_explains_most_over_all_ranks_is_named() -> None:
-    ranks = [finding("a", 0.9), finding("b", 0.6), finding("a", 0.1, 3.0), finding("b", 0.7, 3.0)]
-    assert likeliest(ranks) == ("b", "likely cause: it is b")
-
-
-@pytest.mark.parametrize("findings", [[], [finding("a", 0.3), finding("b", 0.2)]])
-def test_no_cause_is_named_where_none_explains_enough(findings: list[Finding]) -> None:
-    cause, sentence = likeliest(findings)
-    assert cause == "" and "no single cause" in sentence
-
-
-@pytest.mark.parametrize(
-    ("held", "said"),
-    [
-        (HeldReply(4), ""),
-        (HeldReply(4, 4, True, [], 9), ""),
-        (HeldReply(3, 4), "rollout.1 is at version 3, version 4 was pushed to it"),
-        (HeldReply(4, 4, True, ["a", "b"], 9, 2, 3), "weights of version 3 in 2 of 9 tensors"),
-        (HeldReply(4, 4, True, ["q", "r"], 9, 1, 3), "other bytes .* in 2 of 9 tensors: q, r"),
-        (HeldReply(4, 4, True, list("abcdef"), 9), "a, b, c and 3 more"),
-    ],
-)
-def test_what_a_generator_holds_tells_the_cause(held: HeldReply, said: str) -> None:
-    sentence = held_otherwise("rollout.1", held)
-    assert bool(sentence) == bool(said)
-    assert re.search(said, sentence)
 
 
 class OwnLogprobs:
@@ -188,24 +152,10 @@ def test_canaries_are_beginnings_of_records_one_of_each_prompt() -> None:
     kept = ComparedRecords(cast(Any, Scores()), Band(None, SentinelContext()))
     with_image = record(3, 0, 4, media={"pixels": np.zeros(1)})
     kept.keep(6, [record(1, 0, 600), record(1, 1, 5), record(2, 0, 0), with_image, record(4, 0, 2)])
-    shown = kept.canaries(CanaryRequest(7, 4, 1))
+    shown = kept.score_last(ScoreLast(7, 4, 1))
     assert [one.key for one in shown] == [(1, 0, 7, -1, 7), (4, 0, 7, -1, 7)]
     assert [len(one.ids[1]) for one in shown] == [512, 2]
     assert shown[1].logps == [[0.0, 1.0], [0.0, 1.0]] and shown[1].temperature == 0.5
-    assert len(kept.canaries(CanaryRequest(7, 1, 2))) == 1  # a rank's share of one
+    assert len(kept.score_last(ScoreLast(7, 1, 2))) == 1  # a rank's share of one
     kept.keep(7, [])  # a step without records: the last ones are asked about again
-    assert len(kept.canaries(CanaryRequest(8, 4, 1))) == 2
-
-
-def test_the_canaries_of_two_pushes_in_one_step_are_told_together() -> None:
-    first = {"sentinel/canary_actions": 10.0, "logprob_gap_max": 0.5, "logprob_gap_mean": 0.1}
-    second = {"sentinel/canary_actions": 30.0, "logprob_gap_max": 0.2, "logprob_gap_mean": 0.02}
-    together = with_canaries({"loss": 1.0, **first}, second)
-    assert together == {
-        "loss": 1.0,
-        "sentinel/canary_actions": 40.0,
-        "logprob_gap_max": 0.5,
-        "logprob_gap_mean": pytest.approx(0.04),
-    }
-    assert with_canaries({"loss": 1.0}, second) == {"loss": 1.0, **second}
-    assert with_canaries(first, {}) == first
+    assert len(kept.score_last(ScoreLast(8, 4, 1))) == 2

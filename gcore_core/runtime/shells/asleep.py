@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import Header
 from gcore_core.contract.sentinel import Finding
+from gcore_core.contract.step_check import Held
 from gcore_core.runtime.messages import (
     ASK,
     EXPLAIN,
@@ -16,19 +17,18 @@ from gcore_core.runtime.messages import (
     PUSH_HELD,
     PUSH_PULL,
     RELEASE_STEPS,
-    SCORE_CANARIES,
+    SCORE_AGAIN,
     SLEEP,
     WAKE,
     AnswerItem,
     AskRequest,
     ExplainRequest,
     GenerateRequest,
-    HeldReply,
     Nothing,
     PullWeights,
     PushConfirmed,
     ReleaseSteps,
-    ScoreCanaries,
+    ScoreAgain,
     SleepRequest,
     WakeReply,
 )
@@ -71,7 +71,7 @@ class SleepingGenerator:
         service.add(PUSH_HELD, self.held)
         service.add(RELEASE_STEPS, self.release_steps)
         service.add(EXPLAIN, self.explain)
-        service.add(SCORE_CANARIES, self.score_canaries)
+        service.add(SCORE_AGAIN, self.score_again)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
@@ -108,13 +108,13 @@ class SleepingGenerator:
             await (await self._awake()).release_steps(request, call)
         return Nothing()
 
-    async def held(self, request: Nothing, call: Call) -> HeldReply:
+    async def held(self, request: Nothing, call: Call) -> Held:
         raise self._asleep()
 
     async def explain(self, request: ExplainRequest, call: Call) -> list[Finding]:
         return []
 
-    async def score_canaries(self, request: ScoreCanaries, call: Call) -> list[list[float]]:
+    async def score_again(self, request: ScoreAgain, call: Call) -> list[list[float]]:
         return []
 
     def _asleep(self) -> ContractError:

@@ -14,7 +14,7 @@ from gcore_core.contract.generator import ScoresLogprobs
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Compared, Finding, Sentinel
 from gcore_core.contract.trainer import ComparesLogprobs, StartLogprobs, Trainer, TrainRecord
-from gcore_core.runtime.messages import CanaryRequest, DiagnoseRequest, GroupNumbers, ShownRecord
+from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ScoreLast, ShownRecord
 
 
 class ComparedRecords:
@@ -88,7 +88,7 @@ class ComparedRecords:
                 shown.append(show_record(record))
         return shown
 
-    def canaries(self, request: CanaryRequest) -> list[ShownRecord]:
+    def score_last(self, request: ScoreLast) -> list[ShownRecord]:
         """Scores this rank's share of the canaries under the weights that its backend holds.
 
         Returns each with these log-probs on both sides, see ``ShownRecord``. All ranks call it at
@@ -167,10 +167,10 @@ def _some_tokens(step: int, records: Sequence[TrainRecord]) -> list[Compared]:
             assert copied.action_ids is not None
             chosen[record.ordinal] = replace(
                 copied,
-                rollout_logp=copied.rollout_logp[:_CANARY_ACTIONS],
-                trainer_logp=copied.trainer_logp[:_CANARY_ACTIONS],
-                mask=copied.mask[:_CANARY_ACTIONS],
-                action_ids=copied.action_ids[:_CANARY_ACTIONS],
+                rollout_logp=copied.rollout_logp[:_AGAIN_ACTIONS],
+                trainer_logp=copied.trainer_logp[:_AGAIN_ACTIONS],
+                mask=copied.mask[:_AGAIN_ACTIONS],
+                action_ids=copied.action_ids[:_AGAIN_ACTIONS],
             )
         if len(chosen) == _SHOWN_RECORDS:
             break
@@ -222,4 +222,4 @@ _IDS = ("prompt_ids", "action_ids")
 _SHOWN_RECORDS = 32
 _SHOWN_ACTIONS = 8192
 #: Of a record, so many actions are scored as a canary: its first ones.
-_CANARY_ACTIONS = 512
+_AGAIN_ACTIONS = 512

@@ -29,6 +29,7 @@ from gcore_core.contract.order import sample_seed
 from gcore_core.contract.records import Header, Lease, Prompt
 from gcore_core.contract.sampling import Draft, SamplingProgram
 from gcore_core.contract.sentinel import Finding
+from gcore_core.contract.step_check import Held
 from gcore_core.runtime.messages import (
     ASK,
     EXPLAIN,
@@ -37,7 +38,7 @@ from gcore_core.runtime.messages import (
     PUSH_HELD,
     PUSH_PULL,
     RELEASE_STEPS,
-    SCORE_CANARIES,
+    SCORE_AGAIN,
     SLEEP,
     TRAIN,
     WAKE,
@@ -45,12 +46,11 @@ from gcore_core.runtime.messages import (
     AskRequest,
     ExplainRequest,
     GenerateRequest,
-    HeldReply,
     Nothing,
     PullWeights,
     PushConfirmed,
     ReleaseSteps,
-    ScoreCanaries,
+    ScoreAgain,
     SleepRequest,
     WakeReply,
 )
@@ -149,7 +149,7 @@ class GeneratorShell:
         service.add(PUSH_HELD, self.held)
         service.add(RELEASE_STEPS, self.release_steps)
         service.add(EXPLAIN, self.explain)
-        service.add(SCORE_CANARIES, self.score_canaries)
+        service.add(SCORE_AGAIN, self.score_again)
         service.add(ASK, self.ask)
         service.add(SLEEP, self.sleep)
         service.add(WAKE, self.wake)
@@ -210,7 +210,7 @@ class GeneratorShell:
         self._records.release(request.before)
         return Nothing()
 
-    async def held(self, request: Nothing, call: Call) -> HeldReply:
+    async def held(self, request: Nothing, call: Call) -> Held:
         """Says what it holds now, against what the last pushes brought."""
         return await self._weights.held()
 
@@ -227,7 +227,7 @@ class GeneratorShell:
                 log.exception("the gaps of %d records cannot be explained", len(records))
                 return []
 
-    async def score_canaries(self, request: ScoreCanaries, call: Call) -> list[list[float]]:
+    async def score_again(self, request: ScoreAgain, call: Call) -> list[list[float]]:
         """Returns the log-probs of each record's actions.
 
         It is empty where the backend cannot score records, or holds another version.

@@ -37,7 +37,6 @@ from gcore_core.contract.weights_hash import WeightsHash
 from gcore_core.runtime import final_weights
 from gcore_core.runtime.messages import (
     ANNOTATE_RANKS,
-    CANARIES,
     DIAGNOSE,
     EVALUATE_RANKS,
     FINISH_SAVE,
@@ -50,6 +49,7 @@ from gcore_core.runtime.messages import (
     RELEASE_STEPS,
     SAVE_PRETRAINED,
     SAVE_STATE,
+    SCORE_LAST,
     SHOW_COMPARED,
     SKIP_STEP,
     TRAIN_RANKS,
@@ -58,7 +58,6 @@ from gcore_core.runtime.messages import (
     AnnotateRequest,
     BeginPush,
     BucketRequest,
-    CanaryRequest,
     DiagnoseRequest,
     EvaluateRequest,
     Nothing,
@@ -69,6 +68,7 @@ from gcore_core.runtime.messages import (
     SavedState,
     SaveState,
     SaveWeights,
+    ScoreLast,
     ShownRecord,
     SkipStep,
     TrainerSlept,
@@ -165,7 +165,7 @@ class TrainerShell:
         service.add(SKIP_STEP, self.skip)
         service.add(DIAGNOSE, self.diagnose)
         service.add(SHOW_COMPARED, self.show_compared)
-        service.add(CANARIES, self.canaries)
+        service.add(SCORE_LAST, self.score_last)
         service.add(PUSH_BEGIN, self.begin_push)
         service.add(PUSH_EXPORTED, self.exported)
         service.add(PUSH_PLAN, self.plan)
@@ -369,17 +369,17 @@ class TrainerShell:
         """Shows some records of the step that was trained last, for a generator to explain."""
         return [] if self._compared is None else self._compared.shown(request)
 
-    async def canaries(self, request: CanaryRequest, call: Call) -> list[ShownRecord]:
+    async def score_last(self, request: ScoreLast, call: Call) -> list[ShownRecord]:
         """Scores some records of the last step under the weights that it holds now."""
 
-        async def act(_: list[CanaryRequest]) -> list[ShownRecord]:
+        async def act(_: list[ScoreLast]) -> list[ShownRecord]:
             compared = self._compared
             if compared is None or self._backend.version != request.version:
                 return []
-            return await self._together(compared.canaries, request)
+            return await self._together(compared.score_last, request)
 
         shown: list[ShownRecord] = await self._once.join(
-            ("canaries", request.version), 0, request, act
+            ("score_last", request.version), 0, request, act
         )
         return shown
 

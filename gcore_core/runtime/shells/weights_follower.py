@@ -12,7 +12,8 @@ from gcore_core.contract.errors import WeightsBehind, WeightsGone
 from gcore_core.contract.generator import Fingerprints, Generator, ReceivesWeights
 from gcore_core.contract.launching import Network
 from gcore_core.contract.lineage import UNSEALED
-from gcore_core.runtime.messages import HeldReply, PullWeights, PushConfirmed
+from gcore_core.contract.step_check import Held
+from gcore_core.runtime.messages import PullWeights, PushConfirmed
 from gcore_core.runtime.process.compute import Compute
 from gcore_core.runtime.push import UNTOLD_DTYPE, DtypeSetting, Here, pull_weights
 from gcore_core.runtime.rpc.gathering import Gathering
@@ -108,12 +109,12 @@ class WeightsFollower:
         before = [push for push in self._pushes if push[0] != version]
         self._pushes = [*before[1 - _REMEMBERED :], (version, digests)]
 
-    async def held(self) -> HeldReply:
+    async def held(self) -> Held:
         """Hashes what the backend holds now and compares it with what the last pushes brought."""
         backend = self._backend
         version = backend.version
         if not self._pushes or not isinstance(backend, Fingerprints):
-            return HeldReply(version)
+            return Held(version)
         async with self._lock:
             digests_held = await self._compute(backend.fingerprint)
         pushed, digests = self._pushes[-1]
@@ -123,7 +124,7 @@ class WeightsFollower:
             same = sum(digests_held.get(name) == before.get(name, -1) for name in differ)
             if same > older or older_version < 0:
                 older, older_version = same, before_version
-        return HeldReply(version, pushed, True, differ, len(digests), older, older_version)
+        return Held(version, pushed, True, differ, len(digests), older, older_version)
 
 
 def weights_gone(version: int, held: int) -> WeightsGone:

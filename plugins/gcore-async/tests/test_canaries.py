@@ -58,7 +58,7 @@ def test_replicas_that_hold_what_was_pushed_give_no_alarm(every: int, tmp_path: 
 @pytest.mark.slow
 def test_without_canaries_nobody_sees_it(tmp_path: Path) -> None:
     """Guards the tests above: it is the canaries that find it."""
-    code, run = finished(tmp_path, "half", 0, "wait", sentinel={"canaries": 0})
+    code, run = finished(tmp_path, "half", 0, "wait", sentinel={"config": {"canaries": 0}})
     assert code == 0, run.output
     # A step that compared nothing does not say that both sides agreed.
     late = run.metrics()[2:]

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider, SentinelProvider
-from gcore_sentinel.config import SequentialConfig
+from gcore_core.contract.sentinel import BAND
+from gcore_sentinel.config import BandConfig, SequentialConfig
+
+CHECK = "gcore_sentinel.check:Searching"
 
 
 @hookimpl
@@ -18,6 +21,18 @@ def gcore_sentinels() -> Iterable[SentinelProvider]:
         ),
         factory="gcore_sentinel.sequential:Sequential",
         config=SequentialConfig,
+        check=CHECK,
+    )
+    yield SentinelProvider(
+        name="band",
+        summary=(
+            "stops at the first action whose log-prob is off by more than the pair's band, and "
+            "looks for the cause"
+        ),
+        factory=BAND,
+        on_ranks=BAND,
+        config=BandConfig,
+        check=CHECK,
     )
 
 

@@ -9,7 +9,22 @@ from gcore_core.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequentialConfig:
+class BandConfig:
+    """Settings of ``sentinel: {use: sentinel/band}``."""
+
+    canaries: int = 16
+    """Records that generators and trainer score again after a push, where none of a step's records
+    could be compared since older weights sampled them; only where both have the capability
+    ``logprobs``. 0: none.
+    """
+
+    def __post_init__(self) -> None:
+        if self.canaries < 0:
+            raise ConfigError(f"must be at least 0, not {self.canaries}.", where="canaries")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialConfig(BandConfig):
     """Settings of ``sentinel: {use: sentinel}``."""
 
     table: str = "auto"
@@ -27,6 +42,7 @@ class SequentialConfig:
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 < self.steps_to_false_alarm < math.inf:
             raise ConfigError(
                 f"must be a finite number above 1, not {self.steps_to_false_alarm:g}.",

@@ -6,7 +6,7 @@ of one action less the trainer's, in nats.
 
 ``diagnose`` tries each cause that it knows and gives it a score from 0 to 1: how well its pattern
 fits. Whoever asks averages the scores that ranks give a cause, weighed by the sum of their squared
-gaps, and names the cause with the highest mean (``gcore_core.controllers.watching``).
+gaps, and names the cause with the highest mean (``gcore_sentinel.causes``).
 
     cause        its pattern
     shifted      each log-prob is that of the action before, or of the action after

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import gcore_sentinel
 import pytest
 from gcore_sentinel.tables import find, read
-from gcore_testing import PluginContract, SentinelContract
+from gcore_testing import PluginContract, SentinelContract, StepCheckContract
 
 from gcore_core.contract.sentinel import SentinelContext
 
@@ -29,6 +29,22 @@ class TestFloat32(SentinelContract):
 class TestWithoutATable(SentinelContract):
     provider = "sentinel"
     band = 4.0
+
+
+class TestBand(SentinelContract):
+    provider = "sentinel/band"
+
+
+class TestCheck(StepCheckContract):
+    provider = "sentinel"
+
+
+class TestBandCheck(StepCheckContract):
+    provider = "sentinel/band"
+
+
+class TestKernelCheck(StepCheckContract):
+    provider = "core/band"
 
 
 class _WithTable(SentinelContract):

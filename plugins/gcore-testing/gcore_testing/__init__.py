@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.sampler import SamplerContract
     from gcore_testing.contracts.scorer import ScorerContract
     from gcore_testing.contracts.sentinel import SentinelContract
+    from gcore_testing.contracts.step_check import StepCheckContract
     from gcore_testing.contracts.trainer import TrainerContract
     from gcore_testing.contracts.view import ViewContract
 
@@ -51,6 +52,7 @@ _HOMES = {
     "SamplerContract": "sampler",
     "ScorerContract": "scorer",
     "SentinelContract": "sentinel",
+    "StepCheckContract": "step_check",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "ViewContract": "view",
@@ -77,6 +79,7 @@ __all__ = [
     "SamplerContract",
     "ScorerContract",
     "SentinelContract",
+    "StepCheckContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "ViewContract",

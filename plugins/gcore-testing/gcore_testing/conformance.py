@@ -68,6 +68,12 @@ def contracts_of(name: str) -> dict[str, Any]:
                 word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}")
             )
             contracts[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
+            if item.kind == "sentinel":
+                contracts[f"Test{title}Check"] = type(
+                    f"Test{title}Check",
+                    (testing.StepCheckContract,),
+                    {"provider": item.reference},
+                )
     return {**_fixtures(installed), **contracts}
 
 

@@ -189,6 +189,11 @@ def shifted(records: Sequence[Compared], by: float) -> list[Compared]:
 
 def judged(sentinel: Sentinel, step: int, records: Sequence[Compared]) -> list[Alarm]:
     """Has a sentinel judge a step, as a run with one rank and one controller does."""
+    return sentinel.judge(step, evidence_of(sentinel, records))
+
+
+def evidence_of(sentinel: Sentinel, records: Sequence[Compared]) -> Mapping[Source, np.ndarray]:
+    """Returns the evidence of a step, as a run with one rank and one controller makes it."""
     sums: dict[tuple[int, int, int], np.ndarray] = {}
     for record, row in zip(records, sentinel.measure(records), strict=True):
         key = record.ordinal, record.replica, record.version
@@ -197,5 +202,4 @@ def judged(sentinel: Sentinel, step: int, records: Sequence[Compared]) -> list[A
     for key, row in zip(sums, sentinel.weigh(np.stack(list(sums.values()))), strict=True):
         source = key[1], key[2]
         evidence[source] = evidence.get(source, np.zeros(row.shape)) + row
-    frozen: Mapping[Source, np.ndarray] = evidence
-    return sentinel.judge(step, frozen)
+    return evidence
