@@ -1,4 +1,4 @@
-"""Holds what ``import gcore_core as gcore`` offers: ``train``, ``job``, ``run``, ``load``."""
+"""Holds what ``import gcore`` offers: ``train``, ``job``, ``run``, ``load``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gcore_core.api.finished import Run
-from gcore_core.api.follow import follow
-from gcore_core.api.job import Job, make_job
-from gcore_core.api.overrides import Overrides, words
-from gcore_core.config.plan import load_plan
+from gcore.finished import Run
+from gcore.follow import follow
+from gcore.jobs import Job, make_job
+from gcore.overrides import Overrides, words
 from gcore_core.contract.errors import GcoreError
+from gcore_core.kits.commands import load_plan
 
 
 def train(
@@ -33,7 +33,7 @@ def train(
     model: a name of the hub, a folder, a function that makes one, or ``model:`` of a job. None
         leaves it as the job to begin with has it.
     reward: a function; the name of a provider; a list of these, whose sum is the reward; or a
-        mapping of names to these. See ``gcore_core.api.rewards`` for what a function is given.
+        mapping of names to these. See ``gcore.rewards`` for what a function is given.
     data: rows with a prompt: a list of dicts, a path of JSON lines, a ``datasets.Dataset``, a
         pandas DataFrame, or ``data:`` of a job.
     algorithm: the job to begin with, such as "grpo", "dr-grpo", "rloo", "dapo"; or one of your own,

@@ -1,4 +1,4 @@
-"""Is the process that a Python call starts: ``python -m gcore_core.api.child``.
+"""Is the process that a Python call starts: ``python -m gcore.child``.
 
 It does what ``g-core run`` or ``g-core resume`` does, and tells by a pipe what these would print.
 When the process that started it is gone, it gets SIGTERM: it saves its state and ends.
@@ -15,13 +15,9 @@ from typing import NoReturn
 
 import msgspec
 
-from gcore_core.api import events
+from gcore import events
 from gcore_core.contract.errors import GcoreError
-from gcore_core.run.display import Display
-from gcore_core.run.guard import Begun, GuardLink, Lost, Over, Start, guarded
-from gcore_core.run.start import run_job
-from gcore_core.runtime.process.inherited import reset_signals
-from gcore_core.runtime.process.spawn import signal_at_end
+from gcore_core.kits.calls import Display, reset_signals, run_told, signal_at_end
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -41,19 +37,6 @@ class Order(msgspec.Struct, frozen=True):
     lifeline: int
 
 
-class _TellingLink(GuardLink):
-    """Tells the caller what the guard is told."""
-
-    def __init__(self, link: GuardLink, pipe: int) -> None:
-        super().__init__(link._telling)
-        self._pipe = pipe
-
-    def tell(self, message: Begun | Lost | Over) -> None:
-        super().tell(message)
-        if isinstance(message, Begun):
-            events.send(self._pipe, events.Begun(directory=message.directory))
-
-
 def main() -> NoReturn:
     reset_signals()
     order = msgspec.json.decode(sys.argv[1], type=Order)
@@ -64,13 +47,13 @@ def main() -> NoReturn:
     def display_of(steps: int) -> Display:
         return events.EventDisplay(order.events, steps)
 
-    def supervise(start: Start, guard: GuardLink) -> int:
-        return run_job(start, _TellingLink(guard, order.events), display_of)
+    def tell_directory(directory: str) -> None:
+        events.send(order.events, events.Begun(directory=directory))
 
     resume = Path(order.resume) if order.resume else None
     try:
-        start = Start(file=Path(order.file), overrides=order.overrides, resume=resume)
-        sys.exit(guarded(start, supervise))
+        file = Path(order.file)
+        sys.exit(run_told(file, order.overrides, resume, display_of, tell_directory))
     except GcoreError as error:
         events.send(order.events, events.Failed.of(error))
         sys.exit(error.exit_code)

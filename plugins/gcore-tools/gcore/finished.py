@@ -6,16 +6,16 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from gcore_core.api.overrides import Overrides, words
-from gcore_core.api.views import Views
-from gcore_core.config import yaml_source
-from gcore_core.config.plan import load_plan
+from gcore.overrides import Overrides, words
+from gcore.views import Views
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.providers import TrainerProvider
+from gcore_core.kits.commands import load_plan
+from gcore_core.kits.runs import read_config
 
 EVALUATION = "evaluation/"
 
@@ -48,7 +48,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Returns the resolved configuration as plain values."""
-        return yaml_source.read_written(self.dir / run_files.CONFIG)
+        return read_config(self.dir)
 
     @property
     def steps(self) -> int:
@@ -157,7 +157,7 @@ class Run:
 
     def resume(self, overrides: Overrides = None, **keywords: Any) -> Run:
         """Goes on with the run from its newest checkpoint, until it ends; returns it."""
-        from gcore_core.api.follow import follow
+        from gcore.follow import follow
 
         return follow(self.dir / run_files.CONFIG, words(overrides, keywords), self.dir)
 

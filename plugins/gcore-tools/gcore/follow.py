@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import msgspec
 
-from gcore_core.api import events
-from gcore_core.api.child import Order
-from gcore_core.api.finished import Run
-from gcore_core.api.shown import open_shown
+from gcore import events
+from gcore.child import Order
+from gcore.finished import Run
+from gcore.shown import open_shown
 from gcore_core.contract.errors import GcoreError, WorkerDied
-from gcore_core.run.display import Display
+from gcore_core.kits.calls import Display
 
 _SHOWN_LINES = 8
 #: The number of the Ctrl-C that kills the process. The first one has the run save its state, the
@@ -117,7 +117,7 @@ def _run(
     environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gcore_core.api.child", msgspec.json.encode(order).decode()],
+            [sys.executable, "-m", "gcore.child", msgspec.json.encode(order).decode()],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -125,6 +125,8 @@ def _is_importable(value: Any) -> bool:
     name = getattr(value, "__name__", "")
     if module is None or module.__name__ == _MAIN:
         return False
+    if not all(map(str.isidentifier, module.__name__.split("."))):
+        return False  # as of a file in a folder with a dash: no import statement can name it
     return getattr(module, name, None) is value
 
 

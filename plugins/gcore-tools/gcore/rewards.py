@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from gcore_core.api.functions import files_of
-from gcore_core.api.rows import anchored
-from gcore_core.config.schema import NAME
+from gcore.functions import files_of
+from gcore.rows import anchored
 from gcore_core.contract.errors import ConfigError
+from gcore_core.kits.commands import NAME
 
 _KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What TRL passes besides, and nobody does here; a function that cannot do without it is refused.

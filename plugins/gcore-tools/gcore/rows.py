@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.config import yaml_source
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.floats import converted, converters, shortest
 from gcore_core.contract.json_values import json_value
+from gcore_core.kits.commands import pinned
 
 
 def dataset_of(data: Any, name: str, where: str) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -62,7 +62,7 @@ def placed(path: str | Path) -> str:
 
     A run of the same name would take the link before it reads the path.
     """
-    return str(yaml_source.pinned(Path(path).expanduser().absolute()))
+    return str(pinned(Path(path).expanduser().absolute()))
 
 
 def _rows(data: Any, where: str) -> Iterator[Mapping[str, Any]]:

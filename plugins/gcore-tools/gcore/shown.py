@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from gcore_core.api.views import Views
+from gcore.views import Views
 from gcore_core.contract.records import StepReport
-from gcore_core.run.display import Display, PlainDisplay, open_display
+from gcore_core.kits.calls import Display, PlainDisplay, open_display
 
 _LINES = 12  # of steps, that a notebook shows while a run goes on
 _REDRAW_S = 0.5  # least seconds between two changes of the bar and the lines; notes come at once

@@ -1,7 +1,7 @@
 """Finds the job that an algorithm's name stands for.
 
 A plugin brings such jobs as files ``jobs/<name>.yaml`` in its package, as it brings templates of
-plugins (``gcore_core.config.scaffold``). They lack the model, the rows and the rewards, which a
+plugins. They lack the model, the rows and the rewards, which a
 Python call gives. No plugin is imported to find one.
 """
 
@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import yaml12
-from gcore_core.config.package_folders import package_folders
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.installing import install_command
+from gcore_core.kits.commands import package_folders, yaml12
 
 FOLDER = "jobs"
 
@@ -44,7 +43,7 @@ def template(algorithm: str) -> dict[str, Any]:
         f"there is no job to begin with for {algorithm!r}{did_you_mean(name, names)}.",
         where="algorithm",
         why=f"installed: {', '.join(names) or 'none'}",
-        todo=install_command("gcore-jobs")
+        todo=install_command("gcore-tools")
         if not names
         else "write a job of your own and run it: gcore.run(FILE)",
         choices=names,

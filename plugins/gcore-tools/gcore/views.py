@@ -6,11 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import catalog
-from gcore_core.config.plugins import Plugins
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.run_files import read_lock
+from gcore_core.kits.commands import Plugins, catalog
 
 
 class Views:

@@ -1,4 +1,5 @@
-"""``g-core completion SHELL``: prints the script by which a shell completes the command.
+"""The plugin ``completion``: ``g-core completion SHELL`` prints the script by which a shell
+completes the command.
 
 The script holds all verbs, their options, and the commands of the plugins that are installed when
 it is printed. Nothing of G-Core runs when Tab is pressed.
@@ -8,9 +9,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gcore_core import hookimpl
+from gcore_core.contract.errors import ConfigError, GcoreError
+from gcore_core.contract.factories import import_attribute
+from gcore_core.contract.installing import install_command
+from gcore_core.contract.providers import CommandProvider
+
+SUMMARY = "print the script by which a shell completes the command"
 SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\
 examples:
@@ -22,22 +31,34 @@ Print it anew when a plugin with commands was installed.
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary=SUMMARY,
+        factory="gcore_tools.completion:run",
+        parser="gcore_tools.completion:make_parser",
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    from gcore_core.kits.commands import command_parser
+
+    parser = command_parser("completion", SUMMARY)
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     parser.epilog = _EPILOG
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    from gcore_core.contract.errors import ConfigError
-    from gcore_core.contract.installing import install_command
-
+def run(words: Sequence[str]) -> int:
+    """Prints the script, and returns the exit code."""
+    args = make_parser().parse_args(words)
     try:
         shtab: Any = importlib.import_module("shtab")
     except ImportError as error:
         raise ConfigError(
             "it needs shtab, which is not installed.",
             where="g-core completion",
-            todo=install_command("gcore-core[completion]"),
+            todo=install_command("gcore-tools[completion]"),
         ) from error
     print(shtab.complete(whole_parser(shtab.FILE), args.shell))
     return 0
@@ -48,32 +69,55 @@ def whole_parser(files: object) -> argparse.ArgumentParser:
 
     files: how an argument that is a path is marked.
     """
-    from gcore_core.cli import VERBS
+    from gcore_core.kits.commands import VERBS, verb_parser
 
     parser = argparse.ArgumentParser(prog="g-core")
     parser.add_argument("--no-plugins", action="store_true", help="leave only the built-in plugin")
     parser.add_argument("--version", action="store_true", help="print the version")
     parsers = parser.add_subparsers(dest="verb")
     for verb, summary in VERBS.items():
-        verb_parser = parsers.add_parser(verb, help=summary)
-        importlib.import_module(f"gcore_core.cli.{verb}").configure(verb_parser)
-        verb_parser.epilog = None
-        for action in verb_parser._actions:
-            if action.type is Path:
-                action.complete = files  # type: ignore[attr-defined]
+        _add(parsers, verb, summary, verb_parser(verb), files)
     for plugin, commands in _commands().items():
+        default = commands.get("default")
+        own = _parser_of(default) if default else None
+        if default and own:
+            _add(parsers, plugin, default.summary, own, files)
+            continue
         plugin_parser = parsers.add_parser(plugin, help=f"commands of the plugin {plugin}")
-        if "default" not in commands:
+        if not default:
             plugin_parser.add_argument("command", choices=sorted(commands))
         plugin_parser.add_argument("words", nargs="*").complete = files  # type: ignore[attr-defined]
     return parser
 
 
-def _commands() -> dict[str, list[str]]:
-    """Returns plugin -> its commands, of every plugin that can be loaded."""
-    from gcore_core.config import catalog
-    from gcore_core.config.plugins import Plugins
-    from gcore_core.contract.errors import GcoreError
+def _add(
+    parsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    parser: argparse.ArgumentParser,
+    files: object,
+) -> None:
+    """Adds a command with the arguments of its parser."""
+    parsers.add_parser(name, help=summary, parents=[parser], add_help=False)
+    for action in parser._actions:
+        if action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]
+
+
+def _parser_of(command: CommandProvider) -> argparse.ArgumentParser | None:
+    """Returns the parser of a command; None where it names none, or one that does not import."""
+    if not command.parser:
+        return None
+    try:
+        parser: argparse.ArgumentParser = import_attribute(command.parser)()
+    except GcoreError:
+        return None  # g-core doctor tells
+    return parser
+
+
+def _commands() -> dict[str, dict[str, CommandProvider]]:
+    """Returns plugin -> its commands by name, of every plugin that can be loaded."""
+    from gcore_core.kits.commands import Plugins, catalog
 
     installed = catalog.scan()
     plugins = Plugins()
@@ -82,7 +126,8 @@ def _commands() -> dict[str, list[str]]:
             plugins.load(installed.get(name, where=""))
         except GcoreError:
             continue  # g-core doctor tells
-    commands: dict[str, list[str]] = {}
+    commands: dict[str, dict[str, CommandProvider]] = {}
     for item in plugins.providers("command"):
-        commands.setdefault(item.plugin, []).append(item.spec.name)
+        if isinstance(item.spec, CommandProvider):
+            commands.setdefault(item.plugin, {})[item.spec.name] = item.spec
     return commands

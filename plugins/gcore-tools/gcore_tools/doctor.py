@@ -1,4 +1,5 @@
-"""``g-core doctor``: looks at what this machine and this Python have, and says what to fix.
+"""The plugin ``doctor``: ``g-core doctor`` looks at what this machine and this Python have, and
+says what to fix.
 
 It looks at no job (``g-core check`` does) and at no venv (``g-core venv doctor`` does). It imports
 the light root of every plugin, no engine, and starts nothing.
@@ -15,16 +16,18 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gcore_core import __version__
-from gcore_core.runtime.cache import DEFAULT, VARIABLE
+from gcore_core import __version__, hookimpl
+from gcore_core.contract.providers import CommandProvider
 
 if TYPE_CHECKING:
-    from gcore_core.config.plugins import Plugins
+    from gcore_core.kits.commands import Plugins
+
+SUMMARY = "look at this machine and the installed plugins, and say what to fix"
 
 OK = "ok"
 NOTE = "note"
@@ -56,7 +59,17 @@ class Finding:
     todo: str = ""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary=SUMMARY, factory="gcore_tools.doctor:run", parser="gcore_tools.doctor:make_parser"
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    from gcore_core.kits.commands import command_parser
+
+    parser = command_parser("doctor", SUMMARY)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.epilog = (
         "examples:\n  g-core doctor\n  g-core doctor --json\n"
@@ -64,9 +77,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  g-core venv doctor         looks at the venvs of engines\n\n"
         "exit code 0: nothing is wrong, 1: something is"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def run(words: Sequence[str]) -> int:
+    """Prints what it finds, and returns the exit code."""
+    args = make_parser().parse_args(words)
     findings = list(look())
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -80,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
 
 def look() -> Iterator[Finding]:
     """Yields all findings, what every job needs first."""
+    from gcore_core.kits.cache import DEFAULT, VARIABLE
+
     yield Finding(
         about="versions",
         state=OK,
@@ -98,7 +116,7 @@ def look() -> Iterator[Finding]:
 
 
 def _devices() -> Finding:
-    from gcore_core.runtime.process.devices import find_devices
+    from gcore_core.kits.commands import find_devices
 
     devices = find_devices("auto")
     kinds = {device.kind for device in devices}
@@ -113,7 +131,7 @@ def _devices() -> Finding:
 
 def shared_memory() -> Finding:
     """Looks at the memory that processes of one machine share records and weights in."""
-    from gcore_core.runtime.process.spawn import SHARED_MEMORY
+    from gcore_core.kits.commands import SHARED_MEMORY
 
     about = f"shared memory, {SHARED_MEMORY}"
     try:
@@ -174,9 +192,8 @@ def cache(about: str, variable: str, default: Path) -> Finding:
 
 def _plugins() -> Iterator[Finding]:
     """Yields a finding for each plugin that cannot be used, and for engines that lack something."""
-    from gcore_core.config import catalog
-    from gcore_core.config.plugins import Plugins
     from gcore_core.contract.errors import GcoreError
+    from gcore_core.kits.commands import Plugins, catalog
 
     installed = catalog.scan()
     plugins = Plugins()
@@ -197,7 +214,7 @@ def _engines(plugins: Plugins) -> Iterator[Finding]:
 
     It may be in a venv of its own, so it is never a problem here.
     """
-    from gcore_core.config.interpreters import open_interpreter
+    from gcore_core.kits.commands import open_interpreter
 
     here = open_interpreter(sys.executable, where="")
     has_venv = {item.plugin for item in plugins.providers("venv")}

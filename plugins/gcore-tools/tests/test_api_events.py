@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 
-from gcore_core.api import events
+from gcore import events
+
 from gcore_core.contract.records import StepReport
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore import follow as followed_module
 
-from gcore_core.api import follow as followed_module
 from gcore_core.contract.errors import WorkerDied
 
 

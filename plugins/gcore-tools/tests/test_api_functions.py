@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore.functions import files_of, literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcore_core.api.functions import files_of, literal
 from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError
 
@@ -111,7 +111,7 @@ def test_what_only_annotations_name_need_not_travel(session: Session, tmp_path: 
 
 def test_an_importable_function_travels_as_an_import(tmp_path: Path) -> None:
     text = text_of(literal, "reward")
-    assert "from gcore_core.api.functions import literal" in text
+    assert "from gcore.functions import literal" in text
     assert imported(text, tmp_path).literal is literal
 
 

@@ -18,16 +18,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gcore
 import msgspec
 import numpy as np
 import pytest
 import yaml
+from gcore.jobs import _from_here, _model
+from gcore.overrides import words
+from gcore.rewards import rewards_of
+from gcore.rows import anchored, dataset_of
 
-import gcore_core as gcore
-from gcore_core.api.job import _from_here, _model
-from gcore_core.api.overrides import words
-from gcore_core.api.rewards import rewards_of
-from gcore_core.api.rows import anchored, dataset_of
+import gcore_core
 from gcore_core.builtin.config import FunctionRewardConfig
 from gcore_core.builtin.function_reward import FunctionScorer
 from gcore_core.config.plan import load_plan
@@ -228,7 +229,7 @@ def test_a_run_lies_below_a_directory_of_any_name(
     place.mkdir()
     monkeypatch.chdir(place)
     followed: list[tuple[Path, list[str]]] = []
-    monkeypatch.setattr("gcore_core.api.follow.follow", lambda *given: followed.append(given))
+    monkeypatch.setattr("gcore.follow.follow", lambda *given: followed.append(given))
     job().train()
     ((file, given),) = followed
     assert load_plan(file, given).settings.run.dir == str(place / "runs" / "train" / "001")
@@ -287,20 +288,23 @@ def test_what_is_wrong_with_a_call_is_told_without_a_temporary_file() -> None:
     assert "stepz" in str(caught.value)
 
 
-def test_importing_the_package_imports_no_other_module_of_it() -> None:
+@pytest.mark.parametrize("package", ["gcore", "gcore_core"])
+def test_importing_the_package_imports_no_other_module_of_it(package: str) -> None:
     program = (
-        "import sys, gcore_core; print([m for m in sys.modules if m[:6] in ('gcore_', 'numpy')])"
+        f"import sys, {package}; print([m for m in sys.modules if m[:5] in ('gcore', 'numpy')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['gcore_core']"
+    assert done.stdout.strip() == f"['{package}']"
 
 
-def test_run_is_a_package_and_can_be_called() -> None:
-    from gcore_core.run import start
+def test_a_call_of_the_package_of_before_names_the_one_of_now() -> None:
+    with pytest.raises(AttributeError, match="gcore.train now: pip install gcore-tools"):
+        gcore_core.train  # noqa: B018
 
-    assert callable(gcore.run) and start.__name__ == "gcore_core.run.start"
+
+def test_run_reads_a_file() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         gcore.run("nowhere.yaml")
 

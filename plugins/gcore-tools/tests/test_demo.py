@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_tools.demo import trainings as demo
 
 from gcore_core.cli import main
-from gcore_core.run import demo
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_without_recipes_the_distribution_that_has_them_is_named(
     assert main(["demo"]) == 2
     error = capsys.readouterr().err
     assert "recipes/quickstart.yaml is not here" in error
-    assert "gcore-jobs has it, and is not installed" in error and "--recipe FILE" in error
+    assert "the gcore-tools that is installed has no recipes" in error and "--recipe FILE" in error
 
 
 def test_a_checkout_is_found_from_elsewhere(

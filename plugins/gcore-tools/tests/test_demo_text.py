@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from gcore_core.cli import demo
+from gcore_tools.demo import command as demo
 
 
 def test_a_recipe_in_the_working_directory_is_shown_as_one_would_type_it(

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_tools.plan.memory_needs import GIB, MemoryNeeds, Pool, memory_needs
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device
 from gcore_core.run.initial_placement import place
-from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, memory_needs
 from tests.support.known_models import KNOWN, KnownModel
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

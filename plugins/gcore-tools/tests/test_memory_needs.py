@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_tools.plan.memory_fit import check_memory
+from gcore_tools.plan.memory_needs import GIB, MemoryNeeds, Pool, _shape, memory_needs
+from gcore_tools.plan.step_seconds import expected_seconds
 
 from gcore_core.cli import main
 from gcore_core.config.plan import load_plan
@@ -18,11 +21,8 @@ from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import MemoryNeed
 from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import Measured
-from gcore_core.run.initial_placement import place
-from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.memory_fit import check_memory
-from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, _shape, memory_needs
-from gcore_core.run.step_seconds import expected_seconds
+from gcore_core.kits.models import make_model, models_cache
+from gcore_core.kits.planning import place
 from gcore_core.testing import fake
 from tests.support import sized
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gcore
 import pytest
 
-import gcore_core as gcore
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.testing import fake
@@ -112,7 +112,7 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
 
 SCRIPT = """
 import signal
-import gcore_core as gcore
+import gcore
 from tests.integration.test_python_api import FAKE, ROWS
 
 def slow(record):

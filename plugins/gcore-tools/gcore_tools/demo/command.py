@@ -9,12 +9,18 @@ import argparse
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from gcore_core.contract.errors import ConfigError
+from gcore_core.kits.commands import command_parser
+from gcore_tools.demo import SUMMARY
 
 _EVERY_S = 5.0  # between two lines of progress where no terminal replaces them
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def make_parser() -> argparse.ArgumentParser:
+    parser = command_parser("demo", SUMMARY)
     parser.add_argument("--steps", type=int, default=40, help="steps of each run (40)")
     parser.add_argument(
         "--kills", type=int, default=2, help="processes of the second run to kill (2)"
@@ -27,16 +33,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "The runs are in runs/demo/<NNN>. Exit code: 0 the same weights, 1 not.\n\n"
         "example:\n  g-core demo --steps 20 --kills 3"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    from gcore_core.run import demo
+def run(words: Sequence[str]) -> int:
+    """Trains both runs, prints how that goes, and returns the exit code."""
+    from gcore_tools.demo import trainings
 
-    settings = demo.Settings(
+    args = make_parser().parse_args(words)
+    settings = trainings.Settings(
         steps=_at_least(4, "--steps", args.steps),
         kills=_at_least(0, "--kills", args.kills),
         seed=args.seed,
-        recipe=demo.find_recipe(args.recipe),
+        recipe=trainings.find_recipe(args.recipe),
     )
     # SIGTERM ends both runs as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -44,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         shown = _from_here(settings.recipe)
         print(f"training {shown} twice, {settings.steps} steps each", flush=True)
-        outcome = demo.run(settings, show)
+        outcome = trainings.run(settings, show)
     except KeyboardInterrupt:
         show.end()
         print("stopped; every process has ended")
@@ -59,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if len(set(outcome.hashes)) == 1:
         print("same")
         return 0
-    runs = f"{outcome.directory / demo.UNDISTURBED} {outcome.directory / demo.KILLED}"
+    runs = f"{outcome.directory / trainings.UNDISTURBED} {outcome.directory / trainings.KILLED}"
     print(f"differs; where they part: g-core diff {runs}")
     return 1
 
@@ -71,8 +80,6 @@ def _from_here(path: Path) -> Path:
 
 
 def _at_least(least: int, option: str, value: int) -> int:
-    from gcore_core.contract.errors import ConfigError
-
     if value < least:
         raise ConfigError(f"must be at least {least}, is {value}", where=option)
     return value

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import psutil
 
-from gcore_core.config.package_folders import package_folders
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.run_files import LOGS, WEIGHTS, log_path, read_metrics
-from gcore_core.run import directory as run_directory
-from gcore_core.run.checkpoints import Checkpoints
-from gcore_core.run.export import weights_sha256
+from gcore_core.kits.calls import numbered_directory, weights_sha256
+from gcore_core.kits.commands import package_folders
+from gcore_core.kits.runs import saved_steps
 
 RECIPE = "quickstart.yaml"
 _FOLDER = "recipes"
@@ -107,8 +106,8 @@ def find_recipe(named: Path | None) -> Path:
     raise ConfigError(
         f"{_FOLDER}/{RECIPE} is not here.",
         where="g-core demo",
-        why="gcore-jobs has it, and is not installed",
-        todo=f"{install_command('gcore-jobs')}, or name a file: --recipe FILE",
+        why="the gcore-tools that is installed has no recipes",
+        todo=f"{install_command('gcore-tools')}, or name a file: --recipe FILE",
     )
 
 
@@ -137,7 +136,7 @@ def run(settings: Settings, show: Callable[[str, bool], None]) -> Outcome:
 
     Raises WorkerDied when a run fails.
     """
-    directory = run_directory.numbered(Path("runs"), "demo").absolute()
+    directory = numbered_directory(Path("runs"), "demo").absolute()
     with _training(settings, directory / UNDISTURBED) as calm:
         with _training(settings, directory / KILLED) as harmed:
             try:
@@ -227,7 +226,7 @@ def _kill(training: _Training, chance: random.Random) -> str:
     It is "" where none was found, since the run is just starting again, and where the run has no
     checkpoint yet to go on from.
     """
-    alive = _processes(training) if Checkpoints(training.directory).steps() else {}
+    alive = _processes(training) if saved_steps(training.directory) else {}
     if not alive:
         return ""
     name = chance.choice(sorted(alive))

@@ -11,15 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcore_core.kits.commands import command_parser
+from gcore_tools.plan import SUMMARY
+
 if TYPE_CHECKING:
-    from gcore_core.config.plan import Plan
     from gcore_core.contract.launching import NodeFacts
-    from gcore_core.run.memory_needs import MemoryNeeds, Pool
+    from gcore_core.kits.commands import Plan
+    from gcore_tools.plan.memory_needs import MemoryNeeds, Pool
 
 GIB = 2**30
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def make_parser() -> argparse.ArgumentParser:
+    parser = command_parser("plan", SUMMARY)
     parser.add_argument("file", type=Path, metavar="FILE", help="the job, a YAML file")
     parser.add_argument(
         "overrides",
@@ -49,16 +53,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "exit code: 0 it fits as far as anybody knows, 1 it does not, 2 bad input\n\n"
         "example:\n  g-core plan job.yaml --devices 8 --device-gib 80 roles.policy.slots=8"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    from gcore_core.config.plan import load_plan
-    from gcore_core.run.initial_placement import find_nodes, place
-    from gcore_core.run.memory_fit import changes_for
-    from gcore_core.run.memory_needs import memory_needs
-    from gcore_core.run.preflight import check_parts
-    from gcore_core.run.step_seconds import expected_seconds
-    from gcore_core.runtime.process.main_thread import exits_told
+def run(words: Sequence[str]) -> int:
+    """Prints what the job needs, and returns the exit code."""
+    # Intermixed: options may stand between the file and the overrides.
+    args = make_parser().parse_intermixed_args(words)
+    from gcore_core.kits.commands import load_plan
+    from gcore_core.kits.planning import check_parts, exits_told, find_nodes, place
+    from gcore_tools.plan.memory_fit import changes_for
+    from gcore_tools.plan.memory_needs import memory_needs
+    from gcore_tools.plan.step_seconds import expected_seconds
 
     imagined = _imagined(args)
     overrides = list(args.overrides)
@@ -92,9 +98,9 @@ def _facts(plan: Plan, nodes: Sequence[NodeFacts]) -> Mapping[str, int]:
     A job that ``g-core check`` would refuse is planned too, before its data and models are there;
     then it is said, since less is counted.
     """
-    from gcore_core.cli import say_phase
     from gcore_core.contract.errors import GcoreError
-    from gcore_core.run.preflight import see_files
+    from gcore_core.kits.commands import say_phase
+    from gcore_core.kits.planning import see_files
 
     facts: Mapping[str, int] = {}
     try:
@@ -150,7 +156,7 @@ def _imagined(args: argparse.Namespace) -> list[NodeFacts] | None:
 
 
 def _print(plan: Plan, needs: MemoryNeeds, changes: Sequence[str], seconds: Sequence[str]) -> None:
-    from gcore_core.cli import print_table
+    from gcore_core.kits.commands import print_table
 
     print(f"placement ({plan.provided['placement'].reference}): {needs.placed.reason}")
     rows = [

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import GcoreError, PlacementError
 from gcore_core.contract.launching import NodeFacts
-from gcore_core.run.initial_placement import Placed, place
-from gcore_core.run.memory_needs import GIB, Held, MemoryNeeds, Pool, memory_needs
+from gcore_core.contract.preflight import PlacedJob, ResolvedJob
+from gcore_core.kits.commands import load_plan
+from gcore_core.kits.planning import place
+from gcore_tools.plan.memory_needs import GIB, Held, MemoryNeeds, Pool, memory_needs
 
 #: So often the settings are changed, one more each time, to find what makes a job fit.
 _ROUNDS = 8
@@ -49,8 +50,8 @@ class Change:
 
 
 def check_memory(
-    plan: Plan,
-    placed: Placed,
+    plan: ResolvedJob,
+    placed: PlacedJob,
     nodes: Sequence[NodeFacts],
     overrides: Sequence[str] = (),
     facts: Mapping[str, int] | None = None,

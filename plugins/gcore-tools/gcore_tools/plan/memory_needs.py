@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gcore_core.config.plan import Plan
 from gcore_core.contract.abilities import (
     groups_per_step,
     minibatches_per_step,
@@ -25,9 +24,9 @@ from gcore_core.contract.job_settings import POLICY, ROLLOUT, Filter, Sampling
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
+from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import ControllerProvider
-from gcore_core.run.initial_placement import Placed
-from gcore_core.run.make_model import find_made, models_cache
+from gcore_core.kits.models import find_made, models_cache
 
 GIB = 2**30
 
@@ -78,7 +77,7 @@ class MemoryNeeds:
     held: Mapping[Pool, Mapping[str, tuple[Held, ...]]]
     there: Mapping[Pool, int]
     silent: Mapping[str, str]
-    placed: Placed
+    placed: PlacedJob
     facts: Mapping[str, int]
 
     def total(self, pool: Pool, phase: str, *, full: bool = True) -> int:
@@ -107,7 +106,7 @@ class MemoryNeeds:
         return f"memory of {host}" if pool.device < 0 else f"device {pool.device} of {host}"
 
 
-def memory_needs(plan: Plan, placed: Placed, facts: Mapping[str, int]) -> MemoryNeeds:
+def memory_needs(plan: ResolvedJob, placed: PlacedJob, facts: Mapping[str, int]) -> MemoryNeeds:
     """Asks every chosen backend what it needs, and adds it up.
 
     facts: what looks counted, see ``WorkerShape.facts``.
@@ -154,7 +153,7 @@ def _add(
     rows.setdefault(pool, {}).setdefault(need.phase, []).append(row)
 
 
-def _answer(plan: Plan, shape: WorkerShape) -> list[MemoryNeed] | str:
+def _answer(plan: ResolvedJob, shape: WorkerShape) -> list[MemoryNeed] | str:
     """Returns what a role's backend says one worker needs, or why it says nothing."""
     role = shape.role
     item = plan.provided[f"roles.{role}"]
@@ -182,7 +181,7 @@ def _answer(plan: Plan, shape: WorkerShape) -> list[MemoryNeed] | str:
     return needs
 
 
-def _shape(plan: Plan, role: str, kind: str, facts: Mapping[str, int]) -> WorkerShape:
+def _shape(plan: ResolvedJob, role: str, kind: str, facts: Mapping[str, int]) -> WorkerShape:
     node = plan.settings.roles[role]
     followed = plan.settings.roles.get(node.follows or "")
     model = node.model or (followed.model if followed else {})
@@ -205,7 +204,7 @@ def _shape(plan: Plan, role: str, kind: str, facts: Mapping[str, int]) -> Worker
     )
 
 
-def _tells_of(plan: Plan, role: str) -> bool:
+def _tells_of(plan: ResolvedJob, role: str) -> bool:
     """Returns whether a role's records are those of the rows that were counted: judges and programs
     that ask again of a draft have prompts of their own.
     """
@@ -213,7 +212,7 @@ def _tells_of(plan: Plan, role: str) -> bool:
     return (role == ROLLOUT or is_trainer) and plan.settings.sampling.use == Sampling().use
 
 
-def _records(plan: Plan, role: str) -> int:
+def _records(plan: ResolvedJob, role: str) -> int:
     """Returns the most records that one step brings to all workers of a role; 0: not known.
 
     Generators that draw ahead of the trainer, or for a filter, may draw more than a step trains on.
@@ -231,14 +230,14 @@ def _records(plan: Plan, role: str) -> int:
     return max(groups * _group_size(plan), evaluated)
 
 
-def _group_size(plan: Plan) -> int:
+def _group_size(plan: ResolvedJob) -> int:
     """Returns how many records of a step have one prompt."""
     if "advantage" not in plan.provided:
         return records_per_group(plan.objects.get("controller"))
     return int(getattr(build(plan.factory("advantage")), "group_size", 1))
 
 
-def _minibatches(plan: Plan, role: str) -> int:
+def _minibatches(plan: ResolvedJob, role: str) -> int:
     """Returns into how many parts a role's trainer cuts the records of a step."""
     if role == POLICY:
         return minibatches_per_step(plan.objects.get("controller"))
@@ -264,7 +263,7 @@ def _unknown(role: str, needs: Sequence[MemoryNeed]) -> dict[str, str]:
 
 
 def _needs_on(
-    device: Device, role: str, answers: Mapping[str, Sequence[MemoryNeed]], placed: Placed
+    device: Device, role: str, answers: Mapping[str, Sequence[MemoryNeed]], placed: PlacedJob
 ) -> Iterator[MemoryNeed]:
     """Yields what a role's worker on a device holds in each phase, awake or asleep."""
     is_awake = role == _awake_there(device, role, answers, placed)
@@ -287,7 +286,7 @@ def _in_phase(need: MemoryNeed, phase: str) -> MemoryNeed:
 
 
 def _awake_there(
-    device: Device, role: str, answers: Mapping[str, Sequence[MemoryNeed]], placed: Placed
+    device: Device, role: str, answers: Mapping[str, Sequence[MemoryNeed]], placed: PlacedJob
 ) -> str:
     """Returns which role is awake on a device, of those that take turns with ``role`` there.
 
@@ -313,7 +312,7 @@ def _awake_bytes(needs: Sequence[MemoryNeed]) -> int:
     return awake - sum(need.nbytes or 0 for need in on_device if need.phase == ASLEEP)
 
 
-def _there(plan: Plan, placed: Placed) -> dict[Pool, int]:
+def _there(plan: ResolvedJob, placed: PlacedJob) -> dict[Pool, int]:
     """Returns the bytes of each pool whose size is known."""
     there: dict[Pool, int] = {}
     for node in placed.nodes:

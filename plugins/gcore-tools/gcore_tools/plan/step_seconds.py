@@ -10,21 +10,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gcore_core.config import yaml_source
-from gcore_core.config.plan import Plan
-from gcore_core.contract import run_files
 from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.run_files import Measured, read_metrics, read_placement
-from gcore_core.run.initial_placement import Placed
+from gcore_core.kits.runs import read_config
 
 #: Steps at the end of the run that are looked at: earlier ones have shorter records.
 _STEPS = 8
 _NOT_MEASURED = "expected seconds of a step: not measured"
 
 
-def expected_seconds(plan: Plan, placed: Placed, directory: Path | None = None) -> list[str]:
+def expected_seconds(
+    plan: ResolvedJob, placed: PlacedJob, directory: Path | None = None
+) -> list[str]:
     """Returns a line for each phase.
 
     directory: of the run that has measured; None: the latest of this name that has.
@@ -52,8 +52,8 @@ def expected_seconds(plan: Plan, placed: Placed, directory: Path | None = None) 
 
 
 def _rollout(
-    plan: Plan,
-    placed: Placed,
+    plan: ResolvedJob,
+    placed: PlacedJob,
     role: str,
     outcomes: list[Measured],
     rows: list[Mapping[str, Any]],
@@ -100,7 +100,7 @@ def _measured(run: Path) -> tuple[Path, list[Measured], list[Mapping[str, Any]]]
     return run, outcomes, rows[-_STEPS:]
 
 
-def _latest(plan: Plan) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] | None:
+def _latest(plan: ResolvedJob) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] | None:
     """Returns what the latest run of this name has measured; None where none has."""
     numbered = [path for path in (Path("runs") / plan.name).glob("[0-9]*") if path.name.isdecimal()]
     for run in sorted(numbered, key=lambda path: -int(path.name)):
@@ -114,7 +114,7 @@ def _latest(plan: Plan) -> tuple[Path, list[Measured], list[Mapping[str, Any]]] 
 def _slots_of(run: Path) -> dict[str, int]:
     """Returns role -> its slots in an earlier run; {} where its configuration cannot be read."""
     try:
-        roles = yaml_source.read_written(run / run_files.CONFIG)["roles"]
+        roles = read_config(run)["roles"]
         return {name: int(node["slots"]) for name, node in roles.items()}
     except (OSError, ConfigError, KeyError, TypeError, ValueError):
         return {}

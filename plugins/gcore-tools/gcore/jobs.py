@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml  # type: ignore[import-untyped]
 
-from gcore_core.api import rewards, rows, templates
-from gcore_core.api.functions import files_of
-from gcore_core.api.overrides import Overrides, flow, with_paths_as_texts, words
-from gcore_core.config import yaml12, yaml_source
-from gcore_core.config.plan import Plan, load_plan
+from gcore import rewards, rows, templates
+from gcore.functions import files_of
+from gcore.overrides import Overrides, flow, with_paths_as_texts, words
 from gcore_core.contract.errors import ConfigError, GcoreError
+from gcore_core.kits.commands import flat, load_plan, yaml12
 
 if TYPE_CHECKING:
-    from gcore_core.api.finished import Run
+    from gcore.finished import Run
+    from gcore_core.kits.commands import Plan
 
 FOLDER = "job"
 FILE = "job.yaml"
@@ -77,11 +77,11 @@ class Job:
 
         Raises the run's own error, and KeyboardInterrupt after Ctrl-C.
         """
-        from gcore_core.api.follow import follow
-        from gcore_core.run import directory as run_directory
+        from gcore.follow import follow
+        from gcore_core.kits.calls import create_directory
 
         run = self.tree["run"]
-        directory = run_directory.create(Path("runs"), run["name"], run.get("dir"))
+        directory = create_directory(Path("runs"), run["name"], run.get("dir"))
         file = self.write(directory / FOLDER)
         return follow(file, words({"run.dir": str(directory)}, {}))
 
@@ -210,7 +210,7 @@ def _without(text: str, folder: str) -> str:
 
 def _known(plan: Plan) -> dict[str, Any]:
     """Returns what was written for a plan, the part that its resolved configuration has."""
-    known = set(yaml_source.flat(plan.config))
+    known = set(flat(plan.config))
 
     def kept(node: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         parts: dict[str, Any] = {}

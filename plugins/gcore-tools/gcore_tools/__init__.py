@@ -1,0 +1,1 @@
+"""Tools around a job: plans, checks of a machine, a demonstration, jobs to begin with."""
