@@ -27,6 +27,7 @@ from gcore.jobs import _from_here, _model
 from gcore.overrides import words
 from gcore.rewards import rewards_of
 from gcore.rows import anchored, dataset_of
+from gcore_testing import fake
 
 import gcore_core
 from gcore_core.builtin.config import FunctionRewardConfig
@@ -36,7 +37,6 @@ from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import fake
 
 FAKE: dict[str, Any] = {
     "launcher": {"use": "core/inline"},

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_testing import fake
 from gcore_tools.plan.memory_fit import check_memory
 from gcore_tools.plan.memory_needs import GIB, MemoryNeeds, Pool, _shape, memory_needs
 from gcore_tools.plan.step_seconds import expected_seconds
@@ -23,7 +24,6 @@ from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import Measured
 from gcore_core.kits.models import make_model, models_cache
 from gcore_core.kits.planning import place
-from gcore_core.testing import fake
 from tests.support import sized
 
 JOB = {

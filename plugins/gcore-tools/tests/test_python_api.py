@@ -15,10 +15,10 @@ from typing import Any
 
 import gcore
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import fake
 from tests.support.runs import PATIENCE_S, REPOSITORY
 
 FAKE: dict[str, Any] = {
