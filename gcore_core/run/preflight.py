@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import catalog, checks
+from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
@@ -188,7 +188,7 @@ def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
     if any(plugin.name == ESTIMATES for plugin in plan.plugins.loaded):
         return plugins, []
     try:
-        plugins.load(catalog.scan().get(ESTIMATES, where="gcore_preflight"))
+        plugins.load(plan.installed.get(ESTIMATES, where="gcore_preflight"))
     except PluginNotFound:
         return plugins, []
     except GcoreError as error:

@@ -102,9 +102,19 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 
 def _is_read_by_plugins(word: Word) -> bool:
-    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements."""
-    read = ("rows", "measurements", "engine_profiles", "run_files", "job_settings", "providers")
-    return word.module in read
+    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements, what a
+    machine has.
+    """
+    read = (
+        "engine_profiles",
+        "job_settings",
+        "measurements",
+        "memory",
+        "providers",
+        "rows",
+        "run_files",
+    )
+    return word.module in read or word.owner == "NodeFacts"
 
 
 def _core() -> list[Path]:

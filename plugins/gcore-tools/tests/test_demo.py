@@ -40,4 +40,4 @@ def test_a_checkout_is_found_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo.find_recipe(None).samefile(Path(__file__).parents[2] / "recipes" / demo.RECIPE)
+    assert demo.find_recipe(None).samefile(Path(__file__).parents[3] / "recipes" / demo.RECIPE)
