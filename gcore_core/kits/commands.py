@@ -14,6 +14,8 @@ find_devices: the devices of this machine.
 SHARED_MEMORY: the directory of shared memory.
 VERBS, verb_parser: the verbs of ``g-core`` itself, and the parser of one.
 command_parser: begins the parser of a command, ``g-core <command>``, with its summary.
+home_of: what to install for a plugin.
+leftovers, uninstall_command: distributions of 0.2 that are still here, and what removes them.
 package_folders: finds the folders of one name that plugins bring in their packages.
 print_table: prints rows under headings.
 say_phase: prints what a command does now, beside what it is asked to print.
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config import yaml12 as yaml12
+    from gcore_core.config.homes import home_of as home_of
+    from gcore_core.config.homes import leftovers as leftovers
+    from gcore_core.config.homes import uninstall_command as uninstall_command
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
     from gcore_core.config.package_folders import package_folders as package_folders
     from gcore_core.config.plan import Plan as Plan
@@ -64,6 +69,8 @@ _HOMES = {
     "command_parser": "gcore_core.cli",
     "find_devices": "gcore_core.runtime.process.devices",
     "flat": "gcore_core.config.yaml_source",
+    "home_of": "gcore_core.config.homes",
+    "leftovers": "gcore_core.config.homes",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
     "package_folders": "gcore_core.config.package_folders",
@@ -73,6 +80,7 @@ _HOMES = {
     "read_source": "gcore_core.config.yaml_source",
     "run_file": "gcore_core.run.start",
     "say_phase": "gcore_core.cli",
+    "uninstall_command": "gcore_core.config.homes",
     "verb_parser": "gcore_core.cli",
     "write_file": "gcore_core.cli",
 }

@@ -102,8 +102,8 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 
 def _is_read_by_plugins(word: Word) -> bool:
-    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements, what a
-    machine has.
+    """Fields that the core hands on whole and a plugin reads: settings, journals, measurements,
+    what a machine has.
     """
     read = (
         "engine_profiles",

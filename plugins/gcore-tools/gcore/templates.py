@@ -13,7 +13,7 @@ from typing import Any
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.installing import install_command
-from gcore_core.kits.commands import package_folders, yaml12
+from gcore_core.kits.commands import home_of, package_folders, yaml12
 
 FOLDER = "jobs"
 
@@ -43,7 +43,7 @@ def template(algorithm: str) -> dict[str, Any]:
         f"there is no job to begin with for {algorithm!r}{did_you_mean(name, names)}.",
         where="algorithm",
         why=f"installed: {', '.join(names) or 'none'}",
-        todo=install_command("gcore-tools")
+        todo=install_command(home_of("jobs"))
         if not names
         else "write a job of your own and run it: gcore.run(FILE)",
         choices=names,

@@ -142,7 +142,8 @@ from gcore_core.contract.providers import CommandProvider
 
 @hookimpl
 def gcore_commands():
-    yield CommandProvider(summary="-", factory="gcore_kit_parts:Engine", parser="gcore_kit_parts:Engine")
+    factory = "gcore_kit_parts:Engine"
+    yield CommandProvider(summary="-", factory=factory, parser=factory)
 """
 
 

@@ -200,7 +200,7 @@ class PluginContract(Contract):
     def test_it_tells_of_a_start_and_raises_nothing(
         self, installed: catalog.Installed, tmp_path: Path
     ) -> None:
-        """``gcore_preflight`` gives notes and errors for a job of fakes, and raises none of them."""
+        """``gcore_preflight`` gives notes and errors for a job of fakes, and raises none."""
         if not hasattr(import_source(installed.module), "gcore_preflight"):
             return
         file = tmp_path / "job.yaml"
