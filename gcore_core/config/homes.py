@@ -10,12 +10,16 @@ from gcore_core.contract.installing import find_installed
 #: Name of a plugin of this project -> what to install for it, where that is not ``gcore-<name>``.
 HOMES = {
     "balance": "gcore-placement",
+    "completion": "gcore-tools[completion]",
     "critic": "gcore-algorithms",
+    "demo": "gcore-tools",
+    "doctor": "gcore-tools",
     "eval": "gcore-report[eval]",
     "genrm": "gcore-rewards",
     "human": "gcore-rewards[human]",
     "jobs": "gcore-tools[jobs]",
     "offline": "gcore-algorithms",
+    "plan": "gcore-tools",
     "ray": "gcore-nodes",
     "recipes": "gcore-tools",
     "refine": "gcore-algorithms",

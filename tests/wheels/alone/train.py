@@ -2,7 +2,7 @@
 
 from functions import length
 
-import gcore_core as gcore
+import gcore
 
 if __name__ == "__main__":
     run = gcore.train(
