@@ -1,8 +1,7 @@
 """Trains a model by the call of Python."""
 
-from functions import length
-
 import gcore
+from functions import length
 
 if __name__ == "__main__":
     run = gcore.train(

@@ -7,9 +7,11 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, PluginError
+from gcore_core.contract.installing import install_command
 from gcore_core.kits.commands import print_table
 from gcore_report.eval.asking import Score, Settings, ask
 from gcore_report.eval.models import Model, find_model
@@ -27,9 +29,16 @@ examples:
 def evaluate(words: Sequence[str]) -> int:
     """Asks every model every task, prints a table and returns 0.
 
-    Raises ConfigError for models and tasks that are not there, DataError for a task that fails.
+    Raises ConfigError for models and tasks that are not there, DataError for a task that fails,
+    PluginError where Inspect is not installed.
     """
     args = _parser().parse_args(list(words))
+    if find_spec("inspect_ai") is None:
+        raise PluginError(
+            "Inspect, whose tasks are asked, is not installed.",
+            where="g-core eval",
+            todo=install_command("gcore-report[eval]"),
+        )
     settings = _settings(args)
     with tempfile.TemporaryDirectory() as scratch:
         models = [

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
+from gcore_core.contract.errors import ConfigError, DataError, PluginError, did_you_mean
+from gcore_core.contract.installing import install_command
 from gcore_core.kits.commands import write_file
 from gcore_rewards.human.config import DIRECTORY
 
@@ -236,7 +237,14 @@ def _judgements(path: Path) -> list[Judgement]:
 
 
 def _serve(task: Task, port: int) -> int:
-    from gcore_rewards.human.serving import serve
+    try:
+        from gcore_rewards.human.serving import serve
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f"the page for people needs {error.name}, which is not installed.",
+            where="g-core human",
+            todo=install_command("gcore-rewards[human]"),
+        ) from error
 
     try:
         serve(task, port)
