@@ -18,6 +18,7 @@ from gcore_tools.venv.recipe import Recipe, Wish, recipe
 from gcore_core import __version__, cli
 from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 PLUGIN = """
 from gcore_core import hookimpl
