@@ -4,40 +4,27 @@ docs/explanation/design.md.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pluggy
 
-    from gcore_core.api.calls import job as job
-    from gcore_core.api.calls import load as load
-    from gcore_core.api.calls import run as run
-    from gcore_core.api.calls import train as train
-
     hookimpl: pluggy.HookimplMarker
 
 __version__ = "0.2.0"
 
-__all__ = ["__version__", "hookimpl", "job", "load", "run", "train"]
+__all__ = ["__version__", "hookimpl"]
 
-#: What a Python session calls -> the module that has it, imported when it is first used. ``run`` is
-#: a package too, which can be called.
-_CALLS = {
-    "job": "gcore_core.api.calls",
-    "load": "gcore_core.api.calls",
-    "train": "gcore_core.api.calls",
-}
+#: What a Python session called here until 0.2.
+_CALLS = ("job", "load", "train")
 
 
 def __getattr__(name: str) -> Any:
     """``hookimpl`` is made on first use, so that ``g-core --help`` does not import pluggy."""
-    if name in _CALLS:
-        return getattr(importlib.import_module(_CALLS[name]), name)
-    if name == "run":
-        return importlib.import_module("gcore_core.run")
     if name == "hookimpl":
         import pluggy
 
         return pluggy.HookimplMarker("gcore")
+    if name in _CALLS:
+        raise AttributeError(f"gcore_core.{name} is gcore.{name} now: pip install gcore-tools")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,15 +20,11 @@ VERBS = {
     "run": "train as a YAML file says",
     "resume": "go on with a run from its newest checkpoint",
     "check": "resolve and check a YAML file without starting anything",
-    "plan": "say what a job needs on each device, before anything starts",
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins",
     "checkpoint": "list what a run has saved, or verify that it is whole",
     "export": "copy a run's weights out",
     "hash": "print the SHA-256 of weights",
-    "doctor": "look at this machine and the installed plugins, and say what to fix",
-    "completion": "print the script by which a shell completes the command",
-    "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
 #: Distribution of this project -> its commands, beside the verbs. The core runs without it,
@@ -120,19 +116,32 @@ def _dispatch(words: list[str], *, owns_process: bool) -> int:
         return 0
     if verb not in VERBS:
         return _run_plugin_command(verb, arguments)
-    import importlib
+    # Intermixed: options may stand between the file and the overrides.
+    args = verb_parser(verb).parse_intermixed_args(arguments)
+    args.owns_process = owns_process
+    return int(_module(verb).run(args))
 
-    module = importlib.import_module(f"gcore_core.cli.{verb}")
-    verb_parser = argparse.ArgumentParser(
-        prog=f"g-core {verb}",
-        description=f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}.",
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """Returns the parser of one of ``VERBS``."""
+    parser = command_parser(verb, VERBS[verb])
+    _module(verb).configure(parser)
+    return parser
+
+
+def command_parser(command: str, summary: str) -> argparse.ArgumentParser:
+    """Returns a parser of ``g-core <command>`` that takes no arguments yet."""
+    return argparse.ArgumentParser(
+        prog=f"g-core {command}",
+        description=f"{summary[0].upper()}{summary[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.configure(verb_parser)
-    # Intermixed: options may stand between the file and the overrides.
-    args = verb_parser.parse_intermixed_args(arguments)
-    args.owns_process = owns_process
-    return int(module.run(args))
+
+
+def _module(verb: str) -> Any:
+    import importlib
+
+    return importlib.import_module(f"gcore_core.cli.{verb}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.errors import ConfigError
     from gcore_core.contract.factories import build
     from gcore_core.run.initial_placement import find_nodes, place
-    from gcore_core.run.memory_fit import check_memory
-    from gcore_core.run.preflight import check_files, check_parts, check_pushes
+    from gcore_core.run.preflight import check_estimates, check_files, check_parts, check_pushes
     from gcore_core.runtime.process.main_thread import exits_told
 
     try:
@@ -40,9 +39,7 @@ def run(args: argparse.Namespace) -> int:
             placed = place(plan, find_nodes(plan))
             check_parts(plan)
             seen = check_files(plan, placed.nodes, say_phase)
-            memory_notes = check_memory(
-                plan, placed, placed.nodes, args.overrides, facts=seen.facts
-            )
+            expected = check_estimates(plan, placed, args.overrides, seen.facts)
             push_note = check_pushes(plan, placed, build(plan.factory("launcher")))
     except ConfigError as error:
         problems = error.facts.get("problems", ())
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [[path, item.spec.name, item.plugin, item.owner] for path, item in plan.provided.items()]
     print_table(["at", "provider", "plugin", "distribution"], rows)
     placed_notes = filter(None, [placed.note, push_note])
-    for note in [*plan.notes, *seen.notes, *placed_notes, *memory_notes]:
+    for note in [*plan.notes, *seen.notes, *placed_notes, *expected]:
         print(f"note: {note}")
     print(f"{args.file}: nothing wrong found")
     return 0

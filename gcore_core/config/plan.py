@@ -84,6 +84,7 @@ class Plan:
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
     plugins: the loaded plugins.
+    installed: the plugins that there are.
     notes: what ``g-core check`` says of defaults that depend on other values.
     """
 
@@ -97,6 +98,7 @@ class Plan:
     lock: tuple[dict[str, str], ...]
     origins: Mapping[str, str]
     plugins: Plugins
+    installed: catalog.Catalog
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,6 +192,7 @@ def read_plan(
     types of values. Whether what is chosen goes together, and can run here, is not asked.
     """
     source = yaml_source.read_source(Path(file), overrides)
+    installed = installed or catalog.scan()
     chosen = _first_phase(source, installed)
     provided, settings = _second_phase(chosen, source)
     # Defaults that depend on other values, which no schema can say.
@@ -215,6 +218,7 @@ def read_plan(
         lock=_lock(chosen.plugins),
         origins=origins,
         plugins=chosen.plugins,
+        installed=installed,
         notes=chosen.notes,
     )
 
@@ -237,14 +241,13 @@ class _Chosen:
     notes: tuple[str, ...]
 
 
-def _first_phase(source: yaml_source.Source, installed: catalog.Catalog | None) -> _Chosen:
+def _first_phase(source: yaml_source.Source, installed: catalog.Catalog) -> _Chosen:
     """Finds out what is chosen where, and loads the plugins. Every ``config`` stays open."""
     user = _fitted(source)
     tree = _schema_tree(user)
     merged = _merged(tree, user, source, {})
     core = _core_values(merged)
     # What the core chooses for the user comes first, so that these plugins are loaded, too.
-    installed = installed or catalog.scan()
     defaults = _chosen_by_core(core, merged, installed)
     for section, choice in defaults.items():
         _take(section, choice.use, core, user)

@@ -11,7 +11,7 @@ import copy
 import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -22,14 +22,21 @@ import pluggy
 from gcore_core.config.catalog import CORE, Installed
 from gcore_core.contract import hookspecs, local_files
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
+from gcore_core.contract.errors import (
+    ConfigError,
+    ContractError,
+    GcoreError,
+    PluginBroken,
+    did_you_mean,
+)
 from gcore_core.contract.factories import import_source
 from gcore_core.contract.looking import Look
+from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import KINDS, Provider
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 #: Fields of a description that name something in a module.
-_REFERENCES = ("factory", "memory", "twin", "opens")
+_REFERENCES = ("factory", "memory", "twin", "opens", "parser")
 #: Called with plugin, hook and error when an observer raises for the first time.
 ReportFailure = Callable[[str, str, Exception], None]
 
@@ -214,6 +221,22 @@ class Plugins:
             else:
                 looks.append((name, self._anchored_look(name, said)))
         return FileChecks(problems=problems, looks=looks)
+
+    def preflight(
+        self,
+        job: ResolvedJob,
+        placed: PlacedJob,
+        overrides: Sequence[str],
+        facts: Mapping[str, int],
+    ) -> Iterator[str | GcoreError]:
+        """Yields what ``gcore_preflight`` hooks expect of a start; one that raises is a note."""
+        arguments = {"job": job, "placed": placed, "overrides": overrides, "facts": facts}
+        for impl in self._manager.hook.gcore_preflight.get_hookimpls():
+            try:
+                yield from list(_call(impl, arguments) or ())
+            except Exception as error:
+                raised = f"gcore_preflight raised {type(error).__name__}: {error}"
+                yield _of_plugin(impl.plugin_name, raised)
 
     def _said(
         self, hook: str, config: Mapping[str, Any], more: Mapping[str, Any]

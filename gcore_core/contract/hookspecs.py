@@ -16,7 +16,7 @@ plugin was imported, and only if the configuration names the plugin. An exceptio
 the plugin is broken; the run does not start.
 
 **The check hooks** see the resolved plan before anything starts and return problems; they change
-nothing.
+nothing. ``gcore_preflight`` comes after them, when the job's workers are placed.
 
 **Observer hooks** run in the supervisor, one after the other in the order of ``plugins:``; results
 are ignored. One that raises is reported once with its plugin's name. No observer hook of that
@@ -27,14 +27,16 @@ chosen under ``observers:``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
 
 from gcore_core.contract import providers as p
 from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.looking import Look
+from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 hookspec = pluggy.HookspecMarker("gcore")
@@ -205,6 +207,24 @@ def gcore_check_files(  # type: ignore[empty-body]
     out where its settings say that opening it ``downloads``. So is one that cannot be opened or
     read; the core tells that. A plugin that looks at rows takes few of them: see
     ``gcore_core.kits.rows``.
+    """
+
+
+@hookspec
+def gcore_preflight(  # type: ignore[empty-body]
+    job: ResolvedJob, placed: PlacedJob, overrides: Sequence[str], facts: Mapping[str, int]
+) -> Iterable[str | GcoreError]:
+    """Notes on a start, such as what it will need of memory, one sentence each; and errors, made
+    and not raised, for what cannot start.
+
+    Called by ``g-core check``, and by a run before its processes start, when workers are placed and
+    files are looked at. Notes are printed; the first error ends the command or the run. The core
+    itself expects nothing: besides the job's plugins, it asks the plugin ``plan`` where that is
+    installed, whether the job names it or not.
+
+    ``overrides`` are the words ``key=value`` that the job was read with beside its file, and
+    ``facts`` what looks counted (``WorkerShape.facts``). Must start no process and change nothing.
+    One that raises is told in a note, and the job starts.
     """
 
 

@@ -399,7 +399,13 @@ class CommandProvider(Provider):
     """Describes a command of the plugin, ``g-core <plugin> <name>``.
 
     The factory is called with the remaining words.
+
+    parser: ``"module:attribute"`` of a function that takes nothing and returns the
+        ``argparse.ArgumentParser`` of a default command, of which ``g-core completion`` makes what
+        a shell completes; "": files.
     """
+
+    parser: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

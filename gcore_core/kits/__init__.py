@@ -4,6 +4,8 @@
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
     gcore_core.kits.machines    launchers for several machines: an agent on each, TLS, leases
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
+    gcore_core.kits.planning    tools that plan a job: where its workers go, what its files say
+    gcore_core.kits.calls       calls of a run from Python: its process, its progress, its directory
     gcore_core.kits.models      backends that need a model which a function of the user makes
     gcore_core.kits.numbers     rewards, data: one plain number, read exactly or not at all
     gcore_core.kits.answers     rewards, data: the last number of a text, and what is in its boxes

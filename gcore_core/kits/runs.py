@@ -1,4 +1,5 @@
-"""Reads a run's configuration, and tells a run that goes on to save its state, or to end.
+"""Reads a run's configuration and what it has saved, and tells a run that goes on to save its
+state, or to end.
 
 A run says in ``logs/processes.json`` who supervises it. So it is asked on the machine that it was
 started on; on another one it counts as not running. ``run_goes_on`` holds between two attempts of a
@@ -30,6 +31,7 @@ __all__ = [
     "read_config",
     "read_settings",
     "run_goes_on",
+    "saved_steps",
 ]
 
 
@@ -57,6 +59,13 @@ def read_settings(run_dir: Path) -> dict[str, Any]:
     from gcore_core.config.yaml_source import flat
 
     return flat(read_config(run_dir))
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    """Returns the steps that a run has checkpoints of, in order."""
+    from gcore_core.run.checkpoints import Checkpoints
+
+    return Checkpoints(run_dir).steps()
 
 
 def is_alive(run_dir: Path) -> bool:

@@ -5,6 +5,7 @@ check_parts: whether its parts can be made. ``g-core check`` and ``g-core run`` 
 check_files: whether the files, data and models that it names are there and in order; both call
     it, too.
 check_pushes: whether weights reach every generator.
+check_estimates: what plugins expect of the start, such as whether it fits into memory.
 check_same, check_same_files: whether a resumed run is still the same run.
 changed_settings: what else of it is set in another way.
 """
@@ -22,10 +23,17 @@ from typing import Any
 
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
+from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
 from gcore_core.contract.abilities import compares_samples, pushes_nearby, samples_alike
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.errors import ConfigError, ContractError, GcoreError, PluginBroken
+from gcore_core.contract.errors import (
+    ConfigError,
+    ContractError,
+    GcoreError,
+    PluginBroken,
+    PluginNotFound,
+)
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
@@ -37,6 +45,8 @@ from gcore_core.run.opened_data import open_data
 from gcore_core.run.row_checks import row_problems
 from gcore_core.runtime.shells.checked_rewards import read_known
 
+#: The plugin whose estimates every job gets where it is installed, in gcore-tools.
+ESTIMATES = "plan"
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
 LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
 #: What a resumed run must not change: it would be another run. One with another ``run.dir`` would
@@ -150,6 +160,40 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
     if isinstance(launcher, ElasticLauncher):
         return f"no host that comes is taken in: {setting} reaches no other machine"
     return ""
+
+
+def check_estimates(
+    plan: Plan, placed: Placed, overrides: Sequence[str], facts: Mapping[str, int]
+) -> list[str]:
+    """Returns the notes of ``gcore_preflight`` hooks: of the job's plugins, and of ``ESTIMATES``.
+
+    Raises the first error that one of them yields.
+    """
+    more, notes = _estimating(plan)
+    for plugins in (plan.plugins, more):
+        for said in plugins.preflight(plan, placed, overrides, facts):
+            if isinstance(said, GcoreError):
+                raise said
+            notes.append(said)
+    return notes
+
+
+def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
+    """Returns the plugin ``ESTIMATES``, unless the job has it or nobody has, and a note where it
+    cannot be used.
+
+    It is no plugin of the job, so the run's lock does not name it.
+    """
+    plugins = Plugins()
+    if any(plugin.name == ESTIMATES for plugin in plan.plugins.loaded):
+        return plugins, []
+    try:
+        plugins.load(plan.installed.get(ESTIMATES, where="gcore_preflight"))
+    except PluginNotFound:
+        return plugins, []
+    except GcoreError as error:
+        return plugins, [f"nothing is estimated: {error.sentence()}"]
+    return plugins, []
 
 
 def _check_waves(plan: Plan) -> None:

@@ -30,9 +30,14 @@ from gcore_core.run.initial_placement import run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.machines_left import place_run, say_changes
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.opened_data import DATASETS
-from gcore_core.run.preflight import check_files, check_parts, check_pushes, check_same_files
+from gcore_core.run.preflight import (
+    check_estimates,
+    check_files,
+    check_parts,
+    check_pushes,
+    check_same_files,
+)
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervised import goes_on_already, hold_run
 from gcore_core.runtime.named_files import NamedFile, named_files
@@ -70,7 +75,7 @@ def prepare(
     placed = run_apart(lambda: place_run(plan, launcher, named, display.note, again=by_itself))
     check_parts(plan)
     seen = check_files(plan, placed.nodes, display.phase, datasets)
-    memory_notes = check_memory(plan, placed, placed.nodes, start.overrides, facts=seen.facts)
+    expected = check_estimates(plan, placed, start.overrides, seen.facts)
     push_note = check_pushes(plan, placed, launcher)
     resumed = None
     if resume is not None:
@@ -89,7 +94,7 @@ def prepare(
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     say_changes(plan, {}, placed, display.note)
-    notes = [*plan.notes, placed.note, push_note, *seen.notes, *memory_notes]
+    notes = [*plan.notes, placed.note, push_note, *seen.notes, *expected]
     for note in filter(None, notes):
         display.note(note)
     kept_weights = host_memory(plan, placed, models)
@@ -192,13 +197,35 @@ def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None =
     return guarded(Start(file=file, overrides=overrides, resume=resume), run_job)
 
 
+def run_told(
+    file: Path,
+    overrides: Sequence[str],
+    resume: Path | None,
+    display_of: DisplayOf,
+    tell_directory: Callable[[str], None],
+) -> int:
+    """Does what ``run_guarded`` does; it shows the run by another display, and tells where it is.
+
+    The last two are called in the child that supervises the run, and again in each child that takes
+    its place.
+    """
+
+    def run(start: Start, guard: GuardLink) -> int:
+        return run_job(start, guard, display_of, tell_directory)
+
+    return guarded(Start(file=file, overrides=overrides, resume=resume), run)
+
+
 def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
     """Runs a job to its end and returns the exit code, see ``run_job``."""
     return run_job(Start(file=file, overrides=overrides, resume=resume))
 
 
 def run_job(
-    start: Start, guard: GuardLink | None = None, display_of: DisplayOf | None = None
+    start: Start,
+    guard: GuardLink | None = None,
+    display_of: DisplayOf | None = None,
+    tell_directory: Callable[[str], None] | None = None,
 ) -> int:
     """Runs a job to its end and returns the exit code.
 
@@ -207,6 +234,7 @@ def run_job(
     guard: starts this process again when it is killed; it is told when the run's directory is
         known.
     display_of: makes the display, given the number of steps. By default it is on standard output.
+    tell_directory: is given the run's directory as soon as it is known.
     """
     job = None
     display: Display | None = None
@@ -221,8 +249,11 @@ def run_job(
         try:
             with exits_told():
                 job, display = prepare(start, displayed, until_end=until_end)
+                directory = str(job.directory.resolve())
                 if guard is not None:
-                    guard.tell(Begun(str(job.directory.resolve()), job.restarts))
+                    guard.tell(Begun(directory, job.restarts))
+                if tell_directory is not None:
+                    tell_directory(directory)
                 supervise(job, display, signals, guard)
         except KeyboardInterrupt:
             if display is not None and job is not None:

@@ -103,20 +103,22 @@ def _members(owner: ast.ClassDef, module: str) -> Iterator[Word]:
 
 
 def _is_read_by_plugins(word: Word) -> bool:
-    """Words that the core hands on whole and a plugin reads: settings, journals, measurements.
+    """Words that the core hands on whole and a plugin reads: settings, journals, measurements,
+    what a machine has.
 
     Of step_check, what gcore-sentinel asks of workers: the core answers, and itself asks nothing.
     """
     read = (
-        "rows",
-        "measurements",
         "engine_profiles",
-        "run_files",
         "job_settings",
+        "measurements",
+        "memory",
         "providers",
+        "rows",
+        "run_files",
         "step_check",
     )
-    return word.module in read
+    return word.module in read or word.owner == "NodeFacts"
 
 
 def _core() -> list[Path]:

@@ -30,7 +30,7 @@ ALLOWED: dict[str, str] = {
         '"exec", dont_inherit=True)  # not this file\'s __future__'
     ): "the same; it does so before the code runs, which may change what compiles",
     (
-        'gcore_core/api/functions.py: made = compile(source, "<source>", "exec", flags, '
+        'plugins/gcore-tools/gcore/functions.py: made = compile(source, "<source>", "exec", flags, '
         "dont_inherit=True)"
     ): "it is compared with a function of the user's and never run",
     (

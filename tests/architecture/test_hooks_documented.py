@@ -38,6 +38,7 @@ PROVIDER_HOOKS = {
 OTHER_HOOKS = {
     "gcore_check": ["plan"],
     "gcore_check_files": ["plan", "here", "datasets"],
+    "gcore_preflight": ["job", "placed", "overrides", "facts"],
     "gcore_run_start": ["run"],
     "gcore_step_end": ["run", "report"],
     "gcore_weights_published": ["run", "version"],

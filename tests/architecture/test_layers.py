@@ -26,7 +26,6 @@ MAY_IMPORT = {
     "builtin": {"contract", "config", "runtime", "controllers"},
     "cli": {"contract", "config", "runtime", "controllers", "run"},
     "kits": {"contract", "config", "runtime", "controllers", "run", "cli"},
-    "api": {"contract", "config", "runtime", "run"},
 }
 
 HEAVY = {*catalog.HEAVY, "pyarrow", "tokenizers"}
@@ -187,6 +186,10 @@ def test_everything_under_plugins_is_a_plugin_or_a_shared_library() -> None:
     assert others == LIBRARIES - {"gcore_core"}
 
 
+#: Root of a plugin -> further packages that its distribution installs.
+MORE_PACKAGES = {"gcore_tools": ("gcore",)}
+
+
 def imports_of_plugins() -> Iterator[tuple[str, Import]]:
     """(root of the plugin, import) of every module that a distribution below plugins/ installs.
 
@@ -194,7 +197,8 @@ def imports_of_plugins() -> Iterator[tuple[str, Import]]:
     """
     for folder in sorted((ROOT / "plugins").iterdir()):
         root = folder.name.replace("-", "_")
-        for path in sorted((folder / root).rglob("*.py")):
+        packages = [folder / name for name in (root, *MORE_PACKAGES.get(root, ()))]
+        for path in sorted(path for package in packages for path in package.rglob("*.py")):
             for found in imports_of(path, OWN):
                 yield root, found
 
@@ -203,8 +207,12 @@ def test_a_plugin_imports_only_the_core_and_shared_libraries_of_the_project() ->
     strange = [
         str(found)
         for root, found in imports_of_plugins()
-        if found.target.startswith("gcore_")
-        if found.target.partition(".")[0] not in (*LIBRARIES, TESTING, root, *MAY_USE.get(root, ()))
+        if found.target.partition("_")[0].partition(".")[0] == "gcore"
+        if found.target.partition(".")[0]
+        not in (
+            *(*LIBRARIES, TESTING, root),
+            *(*MAY_USE.get(root, ()), *MORE_PACKAGES.get(root, ())),
+        )
     ]
     assert strange == []
 
@@ -247,6 +255,7 @@ def test_the_test_kit_imports_only_what_it_may_of_the_core() -> None:
 
 def test_the_core_imports_no_plugin() -> None:
     plugins = {folder.name.replace("-", "_") for folder in (ROOT / "plugins").iterdir()}
+    plugins |= {package for packages in MORE_PACKAGES.values() for package in packages}
     assert [str(found) for found in INNER if found.target.partition(".")[0] in plugins] == []
 
 

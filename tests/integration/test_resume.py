@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore.finished import Run
 
-from gcore_core.api.finished import Run
 from gcore_core.contract.errors import DataError
 from gcore_core.run.export import export
 from gcore_core.run.manifest import inspect

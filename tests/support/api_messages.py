@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import gcore_core as gcore
-from gcore_core.api.finished import Run
+import gcore
+from gcore.finished import Run
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}]
 TREE: dict[str, Any] = {

@@ -82,8 +82,9 @@ def no_host_of_two(world: Any) -> None:
 
 def counted(world: Any, *overrides: str) -> None:
     """Counts a job's memory, as ``g-core check`` does."""
+    from gcore_tools.plan.memory_needs import memory_needs
+
     from gcore_core.run.initial_placement import find_nodes, place
-    from gcore_core.run.memory_needs import memory_needs
 
     plan = world.load(*overrides)
     memory_needs(plan, place(plan, find_nodes(plan)), {})

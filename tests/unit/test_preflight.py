@@ -13,7 +13,8 @@ from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.errors import ConfigError, PlacementError
+from gcore_core.run import preflight
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.preflight import changed_settings, check_same, check_same_files
@@ -340,3 +341,72 @@ def test_plugins_see_the_directory_of_a_made_model_once_it_is_there(
     assert "roles.policy.model.make: not made." in refused(job, capsys, *overrides, code=2)
     directory = make_model(make, models_cache(), lambda share, text: None)
     assert f"roles.policy.model.make: {directory}." in refused(job, capsys, *overrides, code=2)
+
+
+FORESEES = """
+from gcore_core import hookimpl
+from gcore_core.contract.errors import PlacementError
+
+@hookimpl
+def gcore_preflight(job, placed, overrides, facts):
+    steps = job.settings.run.steps
+    yield f"{steps} steps on {placed.host(placed.nodes[0].name)}, with {overrides}"
+    if steps == 7:
+        raise ValueError("seven")
+    if steps > 10:
+        yield PlacementError("there are too many steps.", where="run.steps")
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_estimates_are_notes_also_of_the_plugin_that_every_job_gets(
+    named: bool,
+    job: Job,
+    installed: InstalledPlugins,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed.add("foresees", FORESEES)
+    monkeypatch.setattr(preflight, "ESTIMATES", "foresees")
+    words = ["run.steps=3", *(["plugins=[fake,foresees]"] if named else [])]
+    assert cli.main(["check", str(job()), *words]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(f"note: 3 steps on this machine, with {words}") == 1
+
+
+def test_the_error_of_an_estimate_ends_the_start(
+    job: Job,
+    installed: InstalledPlugins,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed.add("foresees", FORESEES)
+    monkeypatch.setattr(preflight, "ESTIMATES", "foresees")
+    code = PlacementError("").exit_code
+    shown = refused(job, capsys, "run.steps=11", code=code)
+    assert "run.steps: there are too many steps." in shown
+
+
+@pytest.mark.parametrize(
+    ("plugin", "note"),
+    [
+        ("nowhere", ""),
+        ("foresees", "note: gcore_preflight raised ValueError: seven [plugin foresees]"),
+        ("broken", "note: nothing is estimated: plugin 'broken'"),
+    ],
+)
+def test_a_job_is_checked_without_estimates_where_they_are_not_there_or_fail(
+    plugin: str,
+    note: str,
+    job: Job,
+    installed: InstalledPlugins,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed.add("foresees", FORESEES)
+    installed.add("broken", "import jinja9\n")
+    monkeypatch.setattr(preflight, "ESTIMATES", plugin)
+    assert cli.main(["check", str(job()), "run.steps=7"]) == 0
+    shown = capsys.readouterr().out
+    assert note in shown
+    assert shown.endswith("nothing wrong found\n")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore.overrides import words
 
-from gcore_core.api.overrides import words
 from gcore_core.config.plan import load_plan
 from gcore_core.config.yaml_source import read_written, written
 from gcore_core.contract.errors import ConfigError

@@ -241,6 +241,15 @@ CASES = (
         code=2,
     ),
     commands("gcore-tools", g_core("venv", "list"), plugin="venv"),
+    commands("gcore-tools", g_core("plan", FAKES), plugin="plan"),
+    commands("gcore-tools", g_core("doctor", "--json"), plugin="doctor"),
+    commands(
+        "gcore-tools",
+        g_core("demo", "--recipe", FAKES, "--steps", "8", "--kills", "1"),
+        plugin="demo",
+        is_slow=True,
+    ),
+    commands("gcore-tools[completion]", g_core("completion", "bash"), plugin="completion"),
     lacking("gcore-vllm", "roles.rollout.use=vllm", "g-core venv create vllm", code=2),
 )
 

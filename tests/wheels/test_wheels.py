@@ -24,6 +24,8 @@ from tests.support.wheels import (
 
 #: files of a package that are neither modules nor written by a tool
 DATA = (".txt", ".tmpl", ".typed", ".md", ".json", ".yaml", ".html", ".j2")
+#: package -> those that its wheel holds besides
+MORE_PACKAGES = {"gcore_tools": ("gcore",)}
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +59,16 @@ def test_every_distribution_has_a_wheel_with_all_files_of_its_package(
     assert len(list(wheels.iterdir())) == len(projects())
     for project in projects():
         package = next(project.glob("gcore_*/__init__.py")).parent
+        packages = [package, *(project / name for name in MORE_PACKAGES.get(package.name, ()))]
         committed = {
             str(file.relative_to(project))
-            for file in package.rglob("*")
+            for one in packages
+            for file in one.rglob("*")
             if file.suffix in (".py", *DATA) and "__pycache__" not in file.parts
         }
         held = set(zipfile.ZipFile(wheel_of(package.name, wheels)).namelist())
         assert committed - held == set(), package.name
-        assert f"{package.name}/py.typed" in held
+        assert {f"{one.name}/py.typed" for one in packages} <= held
 
 
 def test_the_recipes_are_in_a_wheel(wheels: Path) -> None:
@@ -83,7 +87,8 @@ def test_no_wheel_holds_tests(wheels: Path) -> None:
     for file in wheels.iterdir():
         roots = {name.partition("/")[0] for name in zipfile.ZipFile(file).namelist()}
         package = file.name.partition("-")[0]
-        assert {root for root in roots if not root.endswith(".dist-info")} == {package}
+        packages = {package, *MORE_PACKAGES.get(package, ())}
+        assert {root for root in roots if not root.endswith(".dist-info")} == packages
 
 
 def test_installed_plugins_equal_those_of_the_wheels(programs: Path, outside: Path) -> None:

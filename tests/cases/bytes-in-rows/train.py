@@ -1,4 +1,4 @@
-import gcore_core as gcore
+import gcore
 
 
 def right(record):

@@ -117,6 +117,36 @@ def gcore_check_files(plan, datasets):
 """
 
 
+class RaisesWhereItEstimates(Clean):
+    caught_by = ("test_it_tells_of_a_start_and_raises_nothing",)
+    root = f"""{ROOT}
+@hookimpl
+def gcore_preflight(job):
+    yield f"{{job.settings.nowhere}} GiB"
+"""
+
+
+class EstimatesANumber(Clean):
+    caught_by = ("test_it_tells_of_a_start_and_raises_nothing",)
+    root = f"""{ROOT}
+@hookimpl
+def gcore_preflight(job):
+    yield job.settings.run.steps
+"""
+
+
+class NamesAParserThatIsNone(Clean):
+    caught_by = ("test_a_command_has_the_parser_that_it_names",)
+    root = f"""{ROOT}
+from gcore_core.contract.providers import CommandProvider
+
+@hookimpl
+def gcore_commands():
+    factory = "gcore_kit_parts:Engine"
+    yield CommandProvider(summary="-", factory=factory, parser=factory)
+"""
+
+
 class HasNoUpperBound(Clean):
     caught_by = ("test_its_metadata_bounds_the_core",)
     wheel = Wheel(requires=("gcore-core>=0.2",))

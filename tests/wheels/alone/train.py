@@ -1,8 +1,7 @@
 """Trains a model by the call of Python."""
 
+import gcore
 from functions import length
-
-import gcore_core as gcore
 
 if __name__ == "__main__":
     run = gcore.train(

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 from gcore_language.tiny import save_model
+from gcore_tools.plan.memory_needs import _shape
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.launching import NodeFacts
-from gcore_core.run.memory_needs import _shape
 from gcore_core.run.preflight import check_files
 
 

@@ -5,6 +5,7 @@ Its root module is light, its descriptions are true, and its settings survive YA
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -24,19 +25,23 @@ import msgspec
 import pytest
 
 from gcore_core.config import catalog
+from gcore_core.config.plan import load_plan
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.errors import PluginBroken
-from gcore_core.contract.factories import import_attribute, reference_to
+from gcore_core.contract.errors import GcoreError, PluginBroken
+from gcore_core.contract.factories import import_attribute, import_source, reference_to
 from gcore_core.contract.job_settings import JobSettings, Reward, Role
 from gcore_core.contract.memory import MemoryNeed, WorkerShape
 from gcore_core.contract.providers import (
     AnnotatorProvider,
+    CommandProvider,
     DatasetProvider,
     GeneratorProvider,
     RewardProvider,
     TrainerProvider,
 )
 from gcore_core.contract.records import Prompt
+from gcore_core.run.initial_placement import find_nodes, place
+from gcore_testing import fake
 from gcore_testing.contracts.base import Contract
 
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
@@ -75,6 +80,16 @@ _JOB_OF_ANOTHER: dict[str, Any] = {
     "evaluation": {"data": _OF_ANOTHER},
     "rewards": {"any": _OF_ANOTHER},
     "roles": {"policy": {**_OF_ANOTHER, "model": {"path": "/nowhere"}, "engine": {}}},
+}
+
+#: A whole job, of which every part is a fake.
+_JOB_OF_FAKES: dict[str, Any] = {
+    "local": [fake.__file__],
+    "data": {"use": "fake"},
+    "advantage": {"use": "fake"},
+    "objective": {"use": "fake"},
+    "roles": {"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
+    "rewards": {"letters": {"use": "fake"}},
 }
 
 #: What describes a worker that holds a model.
@@ -181,6 +196,27 @@ class PluginContract(Contract):
                 assert raised == not_valid == []
                 for _, look in checked.looks:
                     assert _is_module(look.function.rpartition(":")[0]), look.function
+
+    def test_it_tells_of_a_start_and_raises_nothing(
+        self, installed: catalog.Installed, tmp_path: Path
+    ) -> None:
+        """``gcore_preflight`` gives notes and errors for a job of fakes, and raises none."""
+        if not hasattr(import_source(installed.module), "gcore_preflight"):
+            return
+        file = tmp_path / "job.yaml"
+        file.write_text(json.dumps(_JOB_OF_FAKES))
+        plan = load_plan(file)
+        plugins = Plugins()
+        plugins.load(installed)
+        said = list(plugins.preflight(plan, place(plan, find_nodes(plan)), (), {}))
+        assert [one for one in said if "gcore_preflight raised" in str(one)] == []
+        assert [one for one in said if not isinstance(one, str | GcoreError)] == []
+
+    def test_a_command_has_the_parser_that_it_names(self, provided: list[Provided]) -> None:
+        for item in provided:
+            if isinstance(item.spec, CommandProvider) and item.spec.parser:
+                parser = import_attribute(item.spec.parser)()
+                assert isinstance(parser, argparse.ArgumentParser), item.reference
 
     def test_its_metadata_bounds_the_core(self, installed: catalog.Installed) -> None:
         if installed.name == catalog.CORE:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 from gcore_tools.venv import doctor, making
 from gcore_tools.venv.recipe import Recipe, Wish, recipe
 
