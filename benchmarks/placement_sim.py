@@ -54,6 +54,7 @@ import numpy as np
 from gcore_balance.balancers import Cost
 from gcore_balance.config import CostConfig
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
+from gcore_placement.fitting import TERMS, fit_engine
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.replay import Replay
 from gcore_placement.utilisation import Utilisation
@@ -66,7 +67,6 @@ from report import Claim, add_options, interval, publish
 from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.placement import Decision, Partition, PlacementPolicy, Window
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
-from gcore_core.controllers.placement.fitting import TERMS, fit_engine
 
 WORKLOADS = ("bursty", "drift", "judge-heavy")
 STEPS = 18
