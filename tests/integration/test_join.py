@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.join_launcher import JoinLauncher
+from gcore_testing.contracts.launcher import LauncherContract
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
 from gcore_core.runtime.messages import EXITS, LEAVING, USAGE, Nothing
-from gcore_core.testing.contracts.launcher import LauncherContract
 from tests.integration.test_nodes import (
     LONG_S,
     PATIENCE_S,

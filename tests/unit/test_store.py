@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from gcore_testing.simulation import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -32,7 +33,6 @@ from gcore_core.runtime.store.bulk import StoredContent
 from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
-from gcore_core.testing.simulation import run_virtual
 from tests.support.wires import Wire, free_address, shared_identity
 
 SECRET = b"s" * 32
