@@ -47,7 +47,7 @@ class Replay(Measuring, Rescue):
         """Also has the model of the cluster compiled, where there will be something to replay."""
         super().prepare(window)
         if find_pool(window) is not None:
-            from gcore_queueing.step import compile_play
+            from gcore_placement.queueing.step import compile_play
 
             compile_play()
 
