@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gcore_testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import cli
 from gcore_core.cli import completion, doctor
