@@ -22,8 +22,7 @@ VERBS = {
     "check": "resolve and check a YAML file without starting anything",
     "plan": "say what a job needs on each device, before anything starts",
     "config": "print the resolved configuration, or why a key has its value",
-    "plugins": "list, show and check plugins, or begin a new one",
-    "conformance": "hold a plugin to the contracts of what it provides",
+    "plugins": "list, show and check plugins",
     "diff": "say where two runs part, and why",
     "trace": "sum up a run's trace, or write it as a timeline",
     "logs": "print the logs of a run's processes, also while it goes on",
@@ -35,12 +34,16 @@ VERBS = {
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
-#: Distribution of this project -> the commands that it adds to the verbs. The core runs without it,
+#: Distribution of this project -> its commands, beside the verbs. The core runs without it,
 #: and says what to install where a command is asked for that is not there.
 COMMANDS_OF = {
-    "gcore-report": ("diff", "logs", "trace"),
+    "gcore-nodes": ("nodes",),
+    "gcore-placement": ("placement", "sim", "simulate"),
+    "gcore-report": ("diff", "eval", "logs", "report", "trace", "watch"),
+    "gcore-rewards": ("human",),
+    "gcore-sentinel": ("sentinel",),
     "gcore-testing": ("conformance", "new"),
-    "gcore-tools": ("completion", "demo", "doctor", "plan"),
+    "gcore-tools": ("completion", "demo", "doctor", "plan", "recipes", "shrink", "venv"),
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -139,11 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     from gcore_core import __version__
 
     verbs = "\n".join(f"  {name:<11} {summary}" for name, summary in VERBS.items())
+    others = "\n".join(f"  {name:<15} {', '.join(words)}" for name, words in COMMANDS_OF.items())
     parser = argparse.ArgumentParser(
         prog="g-core",
         usage="g-core [--no-plugins] VERB ...",
         description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
-        f"verbs (each has its own --help):\n{verbs}",
+        f"verbs (each has its own --help):\n{verbs}\n\n"
+        f"commands of other distributions, where these are installed:\n{others}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -198,6 +203,7 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
 
 def _refuse_missing_command(name: str) -> None:
     """Raises PluginNotFound for a command of ``COMMANDS_OF``, whose distribution is not here."""
+    from gcore_core.config.homes import home_of
     from gcore_core.contract.errors import PluginNotFound
     from gcore_core.contract.installing import install_command
 
@@ -205,7 +211,7 @@ def _refuse_missing_command(name: str) -> None:
         if name in commands:
             raise PluginNotFound(
                 f"g-core {name} comes with {distribution}, which is not installed.",
-                todo=install_command(distribution),
+                todo=install_command(home_of(name)),
             )
 
 
