@@ -55,6 +55,7 @@ import numpy as np
 from gcore_placement.balance.balancers import Cost
 from gcore_placement.balance.config import CostConfig
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
+from gcore_placement.fitting import TERMS, fit_engine
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
 from gcore_placement.queueing.step import Engines, play
 from gcore_placement.queueing.stepping import slowness
@@ -67,7 +68,6 @@ from report import Claim, add_options, interval, publish
 from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.placement import Decision, Partition, PlacementPolicy, Window
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
-from gcore_core.controllers.placement.fitting import TERMS, fit_engine
 
 WORKLOADS = ("bursty", "drift", "judge-heavy")
 STEPS = 18

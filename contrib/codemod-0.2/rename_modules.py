@@ -92,7 +92,7 @@ MODULES = {
     "controllers.moving": "controllers.placement.lead",
     "controllers.placing": "controllers.placement.shard",
     "controllers.sleeping": "controllers.placement.sleepers",
-    "controllers.measuring": "controllers.placement.measurements",
+    "controllers.measuring": "controllers.placement.requests",
     "placement.journal": "controllers.placement.journal",
     # the plugin ``core``
     "builtin": "builtin.hooks",

@@ -1,6 +1,6 @@
-"""Defines what a run knows of an engine's speed, as plain data: no numpy is needed to read it.
+"""Defines what is known of an engine's speed, as plain data: no numpy is needed to read it.
 
-``gcore_core.controllers.placement.fitting.fit_engine`` fits it to the requests of a rollout.
+A placement policy may fit it to the requests of a rollout; those of gcore-placement do.
 """
 
 from __future__ import annotations

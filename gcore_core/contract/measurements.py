@@ -1,10 +1,18 @@
-"""Defines what a placement policy may know of past steps: requests and outcomes."""
+"""Defines what a placement policy is told of past steps, and what it makes of them.
+
+A run tells what it noted: ``Requests``, ``Rollout``, ``Outcome``. It measures nothing itself: a
+policy does, and its ``Account`` says what it found.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
+
+from gcore_core.contract.engine_profiles import EngineFit
 
 
 def _ints() -> np.ndarray:
@@ -82,3 +90,47 @@ class Outcome:
     predicted_s: float | None
     measured_s: float
     work: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Says who was awake in the latest rollout, where and for how long.
+
+    seconds: length of the rollout, by the lead's clock.
+    turns_s: the part of it in which roles changed places.
+    engines: generator role -> device indexes of each of its replicas.
+    serving: generator role -> numbers of the replicas that were awake when the rollout ended. In
+        mode "colocated" they are awake in their role's turn.
+    served: likewise, at any time of the rollout.
+    used: device index -> share of the rollout in which it was in use as a meter reads it, from 0 to
+        1. It is empty unless the policy's config names meters.
+    """
+
+    seconds: float = 0.0
+    turns_s: float = 0.0
+    engines: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    serving: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    served: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    used: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Says what a policy has measured in the latest rollout: plain values, for JSON.
+
+    A run writes it down with what the rollout's decision came to, and gives it back in
+    ``Window.account``, in a resumed run too: then only ``engines`` and ``state``.
+
+    engines: generator role -> how fast its engines are, as of this rollout.
+    ran: first device of a generator's replica -> role -> seconds in which it ran anything there.
+    waited: first device of a generator's replica -> seconds of the rollout in which nothing ran
+        there.
+    metrics: name of a metric of the run, without ``placement/`` -> its value.
+    state: what the policy needs besides, to measure the next rollout.
+    """
+
+    engines: Mapping[str, EngineFit] = field(default_factory=dict)
+    ran: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    waited: Mapping[int, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Defines the types of placement: devices, where roles are on them, and the policy that decides.
 
-What a policy sees of past steps is defined beside it: ``Requests`` and ``Outcome`` in
-``gcore_core.contract.measurements``, ``Profile`` in ``gcore_core.contract.engine_profiles``.
+What a policy is told of past steps, and the account that it gives of them, are in
+``gcore_core.contract.measurements``; how fast an engine is, in
+``gcore_core.contract.engine_profiles``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.measurements import Outcome, Requests
+from gcore_core.contract.measurements import Account, Outcome, Requests, Rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +77,21 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Holds what a policy sees at a step boundary.
+    """Holds what a policy sees at a step boundary: facts, of which it measures what it wants.
 
     Devices move between generators: these have an engine at every cell, awake or asleep. Mappings
-    are by role; a role of which something was not measured is not in that mapping.
+    are by role.
 
     devices: all devices of the run.
     slots: how many devices each role may occupy.
     needs: what each role asks of placement.
     step: the one that is about to begin.
     needed: groups that the step must keep.
-    requests: finished requests of the latest steps. Those for the policy's records stand under the
-        generator role that follows the policy.
-    profiles: how long the role's engines take.
-    busy: share of a role's replica-seconds, in the latest rollout, in which anything ran.
-    filled: share of a role's places, in the latest rollout, that were taken. A replica has as many
-        places as the most requests that one of the role's replicas was ever seen to have at once,
-        but no more than its profile's ``max_running``.
-    used: share of the time of a role's devices, in the latest rollout, in which they were in use as
-        a meter reads it, from 0 to 1. It is empty unless the policy's config names meters.
+    requests: finished requests of the latest rollout; empty where there was none. Those for the
+        policy's records stand under the generator role that follows the policy.
+    rollout: who was awake in the latest rollout, where and for how long.
+    account: ``Decision.account`` of the latest decision.
+    directory: the run's; "" where there is none, as before the run starts.
     switch_s: seconds that a change of roles took the last time; None before the first one.
     outcomes: what earlier decisions came to, oldest first.
     state: ``Decision.state`` of the latest decision.
@@ -112,10 +108,9 @@ class Window:
     step: int = 0
     needed: int = 0
     requests: Mapping[str, Requests] = field(default_factory=dict)
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-    busy: Mapping[str, float] = field(default_factory=dict)
-    filled: Mapping[str, float] = field(default_factory=dict)
-    used: Mapping[str, float] = field(default_factory=dict)
+    rollout: Rollout = field(default_factory=Rollout)
+    account: Account = field(default_factory=Account)
+    directory: str = ""
     switch_s: float | None = None
     outcomes: tuple[Outcome, ...] = ()
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -143,6 +138,7 @@ class Decision:
     reason: why, in one sentence.
     seen: a summary of what the policy looked at, for the journal; plain values, for JSON.
     state: what the policy gets back at the next decision; plain values, for JSON.
+    account: what the policy has measured in the rollout that is over.
     """
 
     partition: Partition
@@ -153,6 +149,7 @@ class Decision:
     reason: str = ""
     seen: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
 
 
 class PlacementPolicy(Protocol):
@@ -173,9 +170,10 @@ class PlacementPolicy(Protocol):
 
 @runtime_checkable
 class Prepares(Protocol):
-    """Is a policy that has something to do once before it can decide quickly, such as to compile.
+    """Is a policy that has something to do once before it can decide.
 
-    Without it the first decision that needs it takes so long, in the middle of a step.
+    It may compile, so that no decision has to wait for that in the middle of a step, and read what
+    an earlier run has measured. What it read then belongs to the policy: ``revise`` reads nothing.
     """
 
     def prepare(self, window: Window) -> None:

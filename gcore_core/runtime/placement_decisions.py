@@ -15,6 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from gcore_core.contract.errors import ContractError, PlacementError
+from gcore_core.contract.measurements import Account
 from gcore_core.contract.placement import (
     Cell,
     Decision,
@@ -110,16 +111,19 @@ def unable_to_sleep(decision: Decision, window: Window) -> str:
 
 
 def _of_words(decision: Decision) -> Iterator[str]:
-    """Yields what is wrong with a decision's mode, predictions, ``seen`` and ``state``."""
+    """Yields what is wrong with a decision's mode, predictions, plain values and account."""
     if decision.mode not in get_args(Mode):
         yield f"mode {decision.mode!r} is none of {', '.join(get_args(Mode))}"
     for name, seconds in decision.predicted_s.items():
         if not (math.isfinite(seconds) and seconds >= 0):
             yield f"predicts {seconds} s for {name!r}"
+    account = decision.account
+    if not isinstance(account, Account):
+        yield f"its account is a {type(account).__name__}, not an Account"
     try:
-        msgspec.json.encode((decision.seen, decision.state), enc_hook=float)
+        msgspec.json.encode((decision.seen, decision.state, account), enc_hook=float)
     except (TypeError, ValueError) as error:
-        yield f"seen or state is no plain value: {error}"
+        yield f"seen, state or account is no plain value: {error}"
 
 
 def _of_turns(decision: Decision, window: Window) -> Iterator[str]:

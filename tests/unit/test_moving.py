@@ -5,6 +5,7 @@ happen, not what.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,6 @@ from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Decision, Device, Partition, Window, place_evenly
 from gcore_core.controllers.placement.lead import Last, Mover
 from gcore_core.controllers.placement.sleepers import Sleepers
-from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import prepare_policy
 from gcore_core.runtime.worker_settings import PlacementFacts
 
@@ -149,13 +149,16 @@ def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> 
             step=1, candidate="a", predicted_s=np.float64(2.5), measured_s=3.0, work=7.0
         )
     ]
-    before._profiles = {"rollout": engine_profiles.Profile(base_s=0.5)}
+    fit = engine_profiles.EngineFit(profile=engine_profiles.Profile(base_s=0.5), requests=70)
+    before._saved_account = measurements.Account(
+        engines={"rollout": fit}, waited={0: 1.0}, state={"most": np.float64(3.0)}
+    )
     window = mover(json.loads(json.dumps(before.learned())))._make_window(2, Last())
     assert window.state == {"weight": 0.5}
     assert window.outcomes == (
         measurements.Outcome(step=1, candidate="a", predicted_s=2.5, measured_s=3.0, work=7.0),
     )
-    assert window.profiles == {"rollout": engine_profiles.Profile(base_s=0.5)}
+    assert window.account == measurements.Account(engines={"rollout": fit}, state={"most": 3.0})
 
 
 def test_a_journal_that_cannot_be_written_is_told_once_and_does_not_stop_the_run(
@@ -168,31 +171,39 @@ def test_a_journal_that_cannot_be_written_is_told_once_and_does_not_stop_the_run
     assert "placement.jsonl cannot be written" in message
 
 
-def test_a_new_run_begins_with_the_profiles_that_the_run_before_has_fitted(
-    tmp_path: Path,
+class Accounts:
+    """A policy that counts what it was told of, in its account."""
+
+    def revise(self, partition: Partition | None, window: Window) -> Decision:
+        count = window.account.state.get("count", 0) + len(window.requests)
+        told = window.rollout
+        account = measurements.Account(
+            metrics={"told": float(count)}, waited={0: told.seconds}, state={"count": count}
+        )
+        return replace(place_evenly(partition, window), account=account)
+
+
+async def test_a_policy_measures_and_its_account_is_written_with_what_its_decision_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {name: tmp_path / name for name in ("001", "002", "003", "latest", "mine")}
-    for directory in runs.values():
-        directory.mkdir()
-    for number, base_s in (("001", 0.1), ("002", 0.2)):
-        for step in range(3):
-            fit = engine_profiles.EngineFit(
-                profile=engine_profiles.Profile(base_s=base_s + step), requests=70
-            )
-            line = run_files.Measured(step=step, measured_s=1.0, engines={"rollout": fit})
-            Journal(runs[number] / run_files.PLACEMENT).append([line])
+    lead = mover({}, directory=str(tmp_path), policy=Accounts())
 
-    def known(directory: Path) -> dict[str, float]:
-        profiles = mover({}, str(directory))._make_window(0, Last()).profiles
-        return {role: profile.base_s for role, profile in profiles.items()}
+    async def nothing(*_: Any) -> float:
+        return 0.0
 
-    assert known(runs["003"]) == {"rollout": 2.2}
-    assert known(runs["002"]) == {"rollout": 2.1}
-    assert known(runs["001"]) == {}, "no run was before"
-    assert known(runs["mine"]) == {}, "beside a directory of one's own there may be anything"
-    with (runs["002"] / run_files.PLACEMENT).open("ab") as file:
-        file.write(b"not json\n")
-    assert known(runs["003"]) == {"rollout": 2.1}, "a damaged journal is passed over"
+    monkeypatch.setattr(lead, "_carry_out", nothing)
+    await lead.decide(0, 0, Last())
+    assert lead.metrics == {}, "nothing is over yet"
+    for step in (1, 2):
+        requests = {"rollout": measurements.Requests()}
+        await lead.decide(step, 0, Last(requests=requests, rollout_s=2.0 * step))
+        assert lead.metrics["placement/told"] == step
+    decisions, outcomes = run_files.read_placement(tmp_path)
+    assert sorted(decisions) == [0, 1, 2]
+    assert {step: outcome.waited for step, outcome in outcomes.items()} == {
+        0: {0: 2.0},
+        1: {0: 4.0},
+    }
 
 
 async def test_only_replicas_that_are_woken_count_as_moved() -> None:

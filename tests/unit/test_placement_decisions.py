@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import ContractError, PlacementError
+from gcore_core.contract.measurements import Account
 from gcore_core.contract.placement import Cell, Decision, Device, Need, Partition, Window
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision, unable_to_sleep
 
@@ -115,7 +116,15 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "a state that JSON does not take": (
         replace(GOOD, state={"seen": object()}),
-        "seen or state is no plain value",
+        "seen, state or account is no plain value",
+    ),
+    "an account that is none": (
+        replace(GOOD, account={"engines": {}}),  # type: ignore[arg-type]
+        "its account is a dict, not an Account",
+    ),
+    "an account that JSON does not take": (
+        replace(GOOD, account=Account(state={"seen": object()})),
+        "seen, state or account is no plain value",
     ),
 }
 

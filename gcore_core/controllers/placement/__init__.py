@@ -3,11 +3,12 @@
     shard         PlacementShard: what step programs and windows ask, on every shard
     lead          Mover: asks the placement policy and carries its decisions out; in the lead
     sleepers      Sleepers: puts replicas to sleep and wakes them; in the lead
-    measurements  the requests of a rollout, from all shards to the lead
-    fitting       how fast an engine is, from its requests
+    requests      the requests of a rollout, from all shards to the lead
     gauge         how much of a rollout devices were in use
     journal       decisions and what they came to, written down
     trainers      trainers that sleep while generators draw
+
+What a rollout says of engines, and how long devices waited, the policy measures by itself.
 
 The types are in ``gcore_core.contract.placement``. Where processes begin is decided before, in
 ``gcore_core.run.initial_placement``.

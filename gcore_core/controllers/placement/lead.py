@@ -1,7 +1,8 @@
 """Asks the placement policy, before each step, which replicas are awake; only the lead does.
 
-The decision is then carried out. The decision, and later its outcome, go to the journal. What the
-lead does for step n:
+The decision is then carried out. The decision, and later its outcome, go to the journal. The
+policy is told what was noted of the rollout before, and measures it; its account goes to the
+journal too. What the lead does for step n:
 
     before the rollout    decide   asks the policy; replicas wake and go to sleep
     in the rollout        turn     in mode "colocated" only: the cells go to the judges, and back
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,19 +30,11 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract import run_files
-from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.job_settings import ROLLOUT
-from gcore_core.contract.measurements import Outcome, Requests
+from gcore_core.contract.measurements import Account, Outcome, Requests, Rollout
 from gcore_core.contract.placement import Cell, Decision, Rescues, Window
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement import journal
-from gcore_core.controllers.placement.fitting import fit_engine
-from gcore_core.controllers.placement.measurements import (
-    filled_share,
-    idle_share,
-    most_at_once,
-    running_s,
-)
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision, prepare_policy
@@ -76,21 +68,21 @@ class Awake(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Last:
-    """Holds what was measured in the step that is over.
+    """Holds what was noted of the step that is over.
 
-    Where ``measured`` is empty, nothing was, as before the first step. The seconds mean nothing
+    Where ``requests`` is empty, nothing was, as before the first step. The seconds mean nothing
     then. They are the lead's own.
 
-    measured: role -> its finished requests, of all shards.
+    requests: role -> its finished requests, of all shards.
     rollout_s: seconds of the rollout.
     training_s: seconds from the end of the rollout to the next decision, less those in which
         generators were put to sleep.
     pushing_s: seconds from the decision to the start of the rollout.
-    monitoring_s: seconds of work for sending the measurements to the lead and reading them there.
+    monitoring_s: seconds of work for sending the requests to the lead and reading them there.
     used: device index -> share of the rollout in which it was in use; empty where nobody asks.
     """
 
-    measured: Mapping[str, Requests] = field(default_factory=dict)
+    requests: Mapping[str, Requests] = field(default_factory=dict)
     rollout_s: float = 0.0
     training_s: float = 0.0
     pushing_s: float = 0.0
@@ -136,15 +128,7 @@ class Mover:
         self._switch_s: float | None = None
         # Seconds spent on changes of roles for the latest decision: before the step, and within it.
         self._boundary_s = self._turns_s = 0.0
-        # What an earlier run has fitted is a better guess than the roofline of another model.
-        directory = self._facts.directory
-        self._priors = journal.profiles_of_earlier_run(Path(directory)) if directory else {}
-        self._profiles = self._priors | msgspec.convert(
-            saved.get("profiles", {}), dict[str, Profile]
-        )
-        # role -> what was measured of its engines.
-        self._fits = msgspec.convert(saved.get("fits", {}), dict[str, EngineFit])
-        self._most_at_once = msgspec.convert(saved.get("most_at_once", {}), dict[str, int])
+        self._saved_account = msgspec.convert(saved.get("account", {}), Account)
         self.metrics: dict[str, float] = {}
         # Who is awake, since the latest decision.
         # The replicas that the decision wants awake, less lost ones: role -> their numbers.
@@ -152,6 +136,7 @@ class Mover:
         self._served: dict[str, list[int]] = {}  # likewise, at any time of the rollout
         self._failed_looks = 0  # in a row: a judge had no replica that answers
         self._version = 0  # of the latest ``Awake``
+        directory = self._facts.directory
         self._journal = Journal(Path(directory) / run_files.PLACEMENT) if directory else None
 
     async def decide(self, step: int, release_before: int, last: Last) -> Awake:
@@ -162,18 +147,17 @@ class Mover:
 
         step: the step that begins with the decision.
         release_before: no record of earlier steps is needed; replicas that sleep are told so.
-        last: the measurements of the step before; the policy sees them.
+        last: what was noted of the step before; the policy sees its requests and its rollout.
         """
         if self._decision is None:  # nothing is timed yet, and models are being loaded
             prepare_policy(self._policy, self._facts.provider, self._make_window(step, last))
         began_s = time.perf_counter()
-        # First: what the latest decision came to, and what its rollout says about the engines.
+        # First: what the latest decision came to.
         latest = self._decision
-        was_measured = latest is not None and bool(last.measured)
+        was_measured = latest is not None and bool(last.requests)
         # The order matters: the outcome of the latest decision is part of what the policy sees.
         if latest is not None and was_measured:
             self._note_outcome(latest, last)
-        self._learn(last)
         # Second: the policy is asked.
         partition = None if latest is None else latest.partition
         window = self._make_window(step, last)
@@ -183,7 +167,7 @@ class Mover:
         # This must precede the resets below: it reads which replicas served, how many moved and how
         # long that took. It must follow the policy's answer, whose seconds count as monitoring.
         if was_measured:
-            self._record_outcome(last, last.monitoring_s + decided_s)
+            self._record_outcome(last, decision.account, last.monitoring_s + decided_s)
         self._write(journal.decided(step, decision, decided_s))
         # Fourth: the new decision is carried out.
         # Only lost replicas are asked whether they are back. That another one is lost is found by
@@ -260,7 +244,7 @@ class Mover:
         for role, replica in sorted(lost):
             if role in lost_devices:
                 lost_devices[role] += engines[role][replica]
-        # A rescue sees who is lost, and no measurements: within a rollout there are none yet.
+        # A rescue sees who is lost, and no requests: within a rollout none are noted yet.
         window = replace(self._make_window(step, Last()), starving=starving, lost=lost_devices)
         replacement = self._policy.rescue(decision.partition, window)
         if replacement is None:
@@ -269,6 +253,7 @@ class Mover:
         replacement = replace(
             replacement,
             state=decision.state,
+            account=decision.account,
             seen={**replacement.seen, "starving": starving, "lost": lost_devices},
         )
         self._write(journal.decided(step, replacement, rescued=starving))
@@ -309,58 +294,36 @@ class Mover:
             if device_indexes.issuperset(replica_devices)
         ]
 
-    def _learn(self, last: Last) -> None:
-        """Updates each role's engine profile and its most requests at once, from the rollout."""
-        for role, requests in last.measured.items():
-            prior = self._priors.get(role, Profile())
-            fit = fit_engine(requests, prior, self._fits.get(role))
-            self._fits[role] = fit
-            self._profiles[role] = fit.profile
-            most = most_at_once(requests, self._serving[role])
-            self._most_at_once[role] = max(most, self._most_at_once.get(role, 1))
-
     def _make_window(self, step: int, last: Last) -> Window:
-        """Collects what the policy sees: the last step's measurements and what was learned."""
+        """Collects what the policy sees: what was noted of the last step, and its own account."""
         facts = self._facts
-        measured = last.measured
-        idle = {
-            role: idle_share(requests, self._serving[role], last.rollout_s)
-            for role, requests in measured.items()
-        }
         return Window(
             devices=tuple(self._devices.values()),
             slots=facts.slots,
             needs=facts.needs,
             step=step,
             needed=facts.needed,
-            requests=measured,
-            profiles=dict(self._profiles),
-            busy={role: 1 - share for role, share in idle.items()},
-            filled=self._measure_filled(last),
-            used=self._measure_used(last),
+            requests=last.requests,
+            rollout=Rollout(
+                seconds=last.rollout_s,
+                turns_s=self._turns_s,
+                engines=facts.engines,
+                serving=dict(self._serving),
+                served=dict(self._served),
+                used=last.used,
+            ),
+            account=self._account,
+            directory=facts.directory,
             switch_s=self._switch_s,
             outcomes=tuple(self._outcomes[-_OUTCOMES:]),
             state=self.state(),
             overlaps=facts.overlaps,
         )
 
-    def _measure_filled(self, last: Last) -> dict[str, float]:
-        """Returns role -> share of its places that were taken; see ``Window.filled``."""
-        shares = {}
-        for role, requests in last.measured.items():
-            places = min(self._most_at_once[role], self._profiles[role].max_running)
-            shares[role] = filled_share(requests, self._serving[role], last.rollout_s, places)
-        return shares
-
-    def _measure_used(self, last: Last) -> dict[str, float]:
-        """Returns role -> share in which its devices were in use; see ``Window.used``."""
-        shares = {}
-        for role, replicas in self._serving.items():
-            indexes = {index for i in replicas for index in self._facts.engines[role][i]}
-            used = [last.used[index] for index in sorted(indexes) if index in last.used]
-            if used:
-                shares[role] = sum(used) / len(used)
-        return shares
+    @property
+    def _account(self) -> Account:
+        """The account of the latest decision; before the first, that of the resumed run."""
+        return self._saved_account if self._decision is None else self._decision.account
 
     def state(self) -> dict[str, Any]:
         """Returns the policy's own state, which it gets back at the next decision."""
@@ -369,14 +332,13 @@ class Mover:
     def learned(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, as plain values.
 
-        That is the policy's state, the outcomes, and what was measured of engines.
+        That is the policy's state, the outcomes, and what the policy has measured of engines.
         """
+        account = self._account
         learned = {
             "policy": self.state(),
             "outcomes": self._outcomes,
-            "profiles": self._profiles,
-            "fits": self._fits,
-            "most_at_once": self._most_at_once,
+            "account": {"engines": account.engines, "state": account.state},
         }
         return dict(
             msgspec.to_builtins(learned, enc_hook=float)
@@ -387,7 +349,7 @@ class Mover:
 
         The journal's line of it is written later, by ``_record_outcome``.
         """
-        work = float(sum(requests.actions.sum() for requests in last.measured.values()))
+        work = float(sum(requests.actions.sum() for requests in last.requests.values()))
         candidate = decision.chosen
         expected_s = decision.predicted_s.get(decision.chosen)
         outcome = Outcome(
@@ -400,79 +362,39 @@ class Mover:
         # The latest, with this one.
         self._outcomes = [*self._outcomes[1 - _OUTCOMES :], outcome]
 
-    def _record_outcome(self, last: Last, monitoring_s: float) -> None:
+    def _record_outcome(self, last: Last, account: Account, monitoring_s: float) -> None:
         """Writes the outcome of the latest decision to the journal and into the metrics.
 
+        account: what the policy has measured of the rollout that is over.
         monitoring_s: seconds of gathering what the policy sees, and of its answer.
         """
-        ran, waited = self._measure_devices(last)
+        switch_s = self._boundary_s + self._turns_s
         self._write(
             run_files.Measured(
                 step=self._step,
                 measured_s=last.rollout_s,
                 work=self._outcomes[-1].work,
                 moved=self._sleepers.moved,
-                switch_s=self._boundary_s + self._turns_s,
+                switch_s=switch_s,
                 turns_s=self._turns_s,
                 training_s=last.training_s,
                 pushing_s=last.pushing_s,
-                ran=ran,
-                waited=waited,
+                ran={device: dict(seconds) for device, seconds in account.ran.items()},
+                waited=dict(account.waited),
                 monitoring_s=monitoring_s,
-                engines=dict(self._fits),
+                engines=dict(account.engines),
             )
         )
-        self.metrics = self._make_metrics(last, waited, monitoring_s)
-
-    def _measure_devices(self, last: Last) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
-        """Returns what ran and what waited in the rollout that is over, at each device.
-
-        A replica is counted at its first device. Changes of roles are left out: they are
-        ``turns_s``, and count as idle for all devices alike.
-
-        First: device -> role -> seconds in which the role ran anything there. Second: device ->
-        seconds in which nothing ran there.
-        """
-        # Roles may share a device, so several replicas may have served there.
-        served: dict[int, list[tuple[str, int]]] = defaultdict(list)
-        for role, replicas in self._served.items():
-            for replica in replicas:
-                served[self._facts.engines[role][replica][0]].append((role, replica))
-        ran = {}
-        waited = {}
-        rollout_s = last.rollout_s - self._turns_s
-        for device, residents in sorted(served.items()):
-            ran[device] = {
-                role: running_s([(last.measured[role], replica)]) for role, replica in residents
-            }
-            ran_any_s = running_s([(last.measured[role], replica) for role, replica in residents])
-            waited[device] = max(rollout_s - ran_any_s, 0.0)
-        return ran, waited
-
-    def _make_metrics(
-        self, last: Last, waited: Mapping[int, float], monitoring_s: float
-    ) -> dict[str, float]:
-        """Returns the metrics of the latest decision.
-
-        waited: device -> seconds of the rollout in which nothing ran there.
-        """
-        idle_s = sum(waited.values()) / max(len(waited), 1) + self._turns_s
-        errors = [abs(fit.expected_s / fit.measured_s - 1) for fit in self._measured_fits()]
-        metrics = {
-            "placement/idle_share": idle_s / max(last.rollout_s, 1e-9),
+        self.metrics = {
             "placement/moved": float(self._sleepers.moved),
-            "placement/switch_s": self._boundary_s + self._turns_s,
+            "placement/switch_s": switch_s,
             "placement/monitoring_s": monitoring_s,
-            "placement/profile_error": max(errors, default=0.0),
+            **{f"placement/{name}": value for name, value in account.metrics.items()},
         }
         predicted_s = self._outcomes[-1].predicted_s
         if predicted_s is not None:
-            metrics["placement/predicted_over_measured"] = predicted_s / max(last.rollout_s, 1e-9)
-        return metrics
-
-    def _measured_fits(self) -> list[EngineFit]:
-        """Returns the fits of the roles that have served requests."""
-        return [fit for fit in self._fits.values() if fit.requests]
+            ratio = predicted_s / max(last.rollout_s, 1e-9)
+            self.metrics["placement/predicted_over_measured"] = ratio
 
     def _write(self, line: run_files.Decided | run_files.Measured) -> None:
         if self._journal is not None:

@@ -20,7 +20,7 @@ from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.gauge import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, Mover
-from gcore_core.controllers.placement.measurements import pack_requests, unpack_requests
+from gcore_core.controllers.placement.requests import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
 
 
@@ -135,13 +135,13 @@ class PlacementShard:
             unpacking_began_s = time.perf_counter()
             rows = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in parts]
             is_measured = any(sampled for sampled, _ in rows)  # not before the first rollout
-            measured = unpack_requests(rows, step - 1, ROLLOUT, judges) if is_measured else {}
+            requests = unpack_requests(rows, step - 1, ROLLOUT, judges) if is_measured else {}
             # One step is a row of stages, each between two times that this shard has noted:
             #     _arranged_s  pushing  _began_s  rollout  _ended_s  training  trained_s
             # A checkpoint, a report or an evaluation counts as pushing or training, whichever of
             # them the step program does it in. ``rest`` lies in training and is not of it.
             last = Last(
-                measured=measured,
+                requests=requests,
                 rollout_s=self._ended_s - self._began_s,
                 training_s=trained_s - self._ended_s - self._sleepers.rest_s,
                 pushing_s=self._began_s - self._arranged_s,

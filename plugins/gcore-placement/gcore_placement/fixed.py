@@ -1,16 +1,20 @@
-"""Provides the policies that measure nothing: ``colocated``, ``coresident`` and ``split``."""
+"""Provides the policies that never change what they have chosen.
+
+They are ``colocated``, ``coresident`` and ``split``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.placement import Decision, Mode, Partition, Window, place_evenly
+from gcore_core.contract.placement import Decision, Mode, Partition, place_evenly
 from gcore_placement.cells import Rescue, Split, decide, find_pool
 from gcore_placement.config import SplitConfig
+from gcore_placement.measuring import MeasuredWindow, Measuring
 
 
-class _Together:
+class _Together(Measuring):
     """Places all generators on all cells. Raises PlacementError where they cannot all be there.
 
     mode: how the generators share a cell.
@@ -23,7 +27,7 @@ class _Together:
     def __init__(self, config: None = None) -> None:
         pass
 
-    def revise(self, partition: Partition | None, window: Window) -> Decision:
+    def choose(self, partition: Partition | None, window: MeasuredWindow) -> Decision:
         """Returns the same placement in every step; see the contract's placement policy.
 
         Raises PlacementError when a role has fewer slots than the others, and where roles would
@@ -71,13 +75,13 @@ class Coresident(_Together):
     reason = "both models are awake in every cell"
 
 
-class FixedSplit(Rescue):
+class FixedSplit(Measuring, Rescue):
     """Gives the judges a fixed number or share of the cells, whatever is measured."""
 
     def __init__(self, config: SplitConfig) -> None:
         self._config = config
 
-    def revise(self, partition: Partition | None, window: Window) -> Decision:
+    def choose(self, partition: Partition | None, window: MeasuredWindow) -> Decision:
         """Returns the same split in every step; see the contract's placement policy."""
         pool = find_pool(window)
         if pool is None:

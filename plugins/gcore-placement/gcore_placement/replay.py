@@ -24,6 +24,7 @@ from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
 from gcore_placement.cells import Pool, Rescue, Split, decide, find_pool
 from gcore_placement.config import ReplayConfig
+from gcore_placement.measuring import MeasuredWindow, Measuring
 from gcore_placement.modes import Mode, after_step, to_try
 
 #: Candidates that cost less than this many times the least are replayed with every draw.
@@ -36,20 +37,21 @@ _TYPICAL_PROMPT = 512.0
 _TYPICAL_INSTRUCTIONS = 1024.0
 
 
-class Replay(Rescue):
+class Replay(Measuring, Rescue):
     """The placement policy ``placement/replay``; see the module."""
 
     def __init__(self, config: ReplayConfig) -> None:
         self._config = config
 
     def prepare(self, window: Window) -> None:
-        """Has the model of the cluster compiled, where there will be something to replay."""
+        """Also has the model of the cluster compiled, where there will be something to replay."""
+        super().prepare(window)
         if find_pool(window) is not None:
             from gcore_placement.queueing.step import compile_play
 
             compile_play()
 
-    def revise(self, partition: Partition | None, window: Window) -> Decision:
+    def choose(self, partition: Partition | None, window: MeasuredWindow) -> Decision:
         """Chooses the split of the next step; see the contract's placement policy.
 
         Without two generators that share devices there is nothing to choose, and without a
@@ -84,7 +86,7 @@ class Replay(Rescue):
         state = self._compare(state, window, replayed)
         return self._choose(window, pool, state, costs, replayed.seen, replayed.weights)
 
-    def _first(self, window: Window, pool: Pool) -> Decision:
+    def _first(self, window: MeasuredWindow, pool: Pool) -> Decision:
         """Chooses a split before anything was measured.
 
         The judges' share of cells is their share of the expected work, if the configuration gives
@@ -112,7 +114,7 @@ class Replay(Rescue):
             reason = f"nothing is measured yet: judging is {share:.0%} of the work that is expected"
         return replace(decide(window, pool, pool.limited(share * len(pool.cells))), reason=reason)
 
-    def _candidates(self, window: Window, pool: Pool) -> list[Split]:
+    def _candidates(self, window: MeasuredWindow, pool: Pool) -> list[Split]:
         """Returns the candidates: splits, and the other modes if they are possible and configured.
 
         At most ``config.splits`` splits are tried. Their log-odds (judge's cells over the others')
@@ -137,7 +139,7 @@ class Replay(Rescue):
             candidates.append(Split("coresident"))
         return candidates
 
-    def _correct(self, state: _State, window: Window, replayed: Any) -> _State:
+    def _correct(self, state: _State, window: MeasuredWindow, replayed: Any) -> _State:
         """Has the replay's engines be as fast as requests were served; returns the new ``paces``.
 
         A profile may be wrong, and engines do what no profile says: they stall, and throw sequences
@@ -149,7 +151,7 @@ class Replay(Rescue):
         split = Split.named(last.candidate)
         return replace(state, paces=replayed.correct(split, state.paces, self._config.correction))
 
-    def _learn(self, state: _State, window: Window, replayed: Any) -> _State:
+    def _learn(self, state: _State, window: MeasuredWindow, replayed: Any) -> _State:
         """Learns from the step that is over how its mode compares with its replay."""
         last = window.outcomes[-1] if window.outcomes else None
         if last is None or not last.candidate or last.measured_s <= 0:
@@ -169,7 +171,7 @@ class Replay(Rescue):
         )
         return replace(state, modes=modes, tried=state.tried if was_trial else "")
 
-    def _compare(self, state: _State, window: Window, replayed: Any) -> _State:
+    def _compare(self, state: _State, window: MeasuredWindow, replayed: Any) -> _State:
         """Compares the replay of the split that ran with the time that was measured.
 
         Returns the state with a new ``wrong``, ``error`` and ``slower``, and with the new mean cost
@@ -200,7 +202,7 @@ class Replay(Rescue):
 
     def _choose(
         self,
-        window: Window,
+        window: MeasuredWindow,
         pool: Pool,
         state: _State,
         costs: Mapping[Split, float],

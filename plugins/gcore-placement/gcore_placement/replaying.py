@@ -10,10 +10,10 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Requests
-from gcore_core.contract.placement import Window
 from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
+from gcore_placement.measuring import MeasuredWindow
 from gcore_placement.modes import Mode, Profiles
 from gcore_placement.queueing.step import Engines, Groups, Played, coresident, play
 
@@ -33,7 +33,7 @@ class Replayed:
     seen: what the replay is based on, for the run's journal.
     """
 
-    def __init__(self, window: Window, pool: Pool, config: ReplayConfig) -> None:
+    def __init__(self, window: MeasuredWindow, pool: Pool, config: ReplayConfig) -> None:
         """Takes the latest step of the window, and engines as fast as its profiles say."""
         present = [judge for judge in pool.judges if judge in window.requests]
         policy, judged = lengths(

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gcore_core.contract.placement import Decision, Partition, Window, place_evenly
+from gcore_core.contract.placement import Decision, Partition, place_evenly
 from gcore_placement.cells import Rescue, decide, find_pool, split_of
 from gcore_placement.config import UtilisationConfig
+from gcore_placement.measuring import MeasuredWindow, Measuring
 
 
-class Utilisation(Rescue):
+class Utilisation(Measuring, Rescue):
     """Moves cells to the role that was used more in the latest step, if the difference is large."""
 
     def __init__(self, config: UtilisationConfig) -> None:
         self._config = config
 
-    def revise(self, partition: Partition | None, window: Window) -> Decision:
+    def choose(self, partition: Partition | None, window: MeasuredWindow) -> Decision:
         """Moves ``config.cells`` cells to the judges if they are used more, else to the policy.
 
         Nothing moves while the difference is at most ``config.threshold``. The first split has
@@ -59,7 +60,7 @@ class Utilisation(Rescue):
         return replace(decide(window, pool, split), reason=reason, seen=seen)
 
 
-def _measured(window: Window, signal: str) -> Mapping[str, float]:
+def _measured(window: MeasuredWindow, signal: str) -> Mapping[str, float]:
     """Returns role -> what a signal says of it, 0 to 1."""
     signals = {"busy": window.busy, "filled": window.filled, "hardware": window.used}
     return signals[signal]

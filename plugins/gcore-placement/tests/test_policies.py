@@ -11,6 +11,7 @@ import pytest
 from gcore_placement.cells import Split, find_pool
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
+from gcore_placement.measuring import MeasuredWindow
 from gcore_placement.queueing import events
 from gcore_placement.queueing.step import Engines, play
 from gcore_placement.replay import Replay
@@ -20,7 +21,7 @@ from gcore_placement.utilisation import Utilisation
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.measurements import Outcome, Requests
-from gcore_core.contract.placement import Decision, Device, Need, Window
+from gcore_core.contract.placement import Decision, Device, Need
 from gcore_core.controllers.keep_rate import KeepRate
 
 PROFILE = Profile(
@@ -30,7 +31,7 @@ PROFILE = Profile(
 
 def window(
     devices: int, judge_tokens: float = 100, groups: int = 64, seed: int = 0, **changes: object
-) -> Window:
+) -> MeasuredWindow:
     """A step whose answers have about 200 tokens; both roles may occupy all devices."""
     random, samples = np.random.default_rng(seed), 4
     count = groups * samples
@@ -55,7 +56,7 @@ def window(
             **shared, **nothing, prompt=50 + answers, actions=verdicts, parent=np.arange(count)
         ),
     }
-    made = Window(
+    made = MeasuredWindow(
         devices=tuple(
             Device(index=index, kind="cuda", node=f"node{index // 8}") for index in range(devices)
         ),
@@ -439,7 +440,7 @@ def test_a_candidate_can_be_looked_up_by_its_name() -> None:
         assert Split.named(split.name) == split
 
 
-def measured_window(judge_slower: float) -> Window:
+def measured_window(judge_slower: float) -> MeasuredWindow:
     """A step that ran under split 4, on engines whose judge is slower than its profile says."""
     told = window(16)
     groups = as_groups(told.requests["rollout"], [told.requests["judge"]])
@@ -493,7 +494,7 @@ def test_corrections_of_earlier_steps_are_kept_and_fade() -> None:
     assert paces == pytest.approx([4.0, 2.0, 1.0], rel=0.1)
 
 
-def unbroken(devices: int = 8, **changes: Any) -> Window:
+def unbroken(devices: int = 8, **changes: Any) -> MeasuredWindow:
     """A step of a run that draws while it trains: the trainer has two devices, others the rest."""
     slots = {"policy": 2, "rollout": devices - 2, "judge": devices - 2}
     told: dict[str, Any] = {"slots": slots, "overlaps": True, "switch_s": 0.01, **changes}

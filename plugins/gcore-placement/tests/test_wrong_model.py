@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from gcore_placement import replaying
 from gcore_placement.config import ReplayConfig
+from gcore_placement.measuring import MeasuredWindow
 from gcore_placement.queueing.step import Engines
 from gcore_placement.replay import Replay
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Outcome, Requests
-from gcore_core.contract.placement import Decision, Device, Need, Window
+from gcore_core.contract.placement import Decision, Device, Need
 
 Seconds = Mapping[str, float]
 
@@ -70,8 +71,8 @@ def candidates(outcomes: Sequence[Outcome]) -> list[str]:
     return [outcome.candidate for outcome in outcomes]
 
 
-def window_of(step: int, **changes: Any) -> Window:
-    first = Window(
+def window_of(step: int, **changes: Any) -> MeasuredWindow:
+    first = MeasuredWindow(
         devices=tuple(Device(index=index, kind="cuda", node="node0") for index in range(4)),
         slots={"policy": 4, "rollout": 4, "judge": 4},
         needs={

@@ -47,6 +47,7 @@ from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.launching import FoundNodes, NodeFacts, Servable, Site
+from gcore_core.contract.measurements import Account
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
@@ -466,6 +467,7 @@ class ForgetsARole(CleanPolicy):
         "test_generators_that_share_cells_leave_each_other_some",
         "test_a_plan_that_fits_stays",
         "test_a_run_can_carry_its_decision_out",
+        "test_a_resumed_run_decides_as_the_run_would_have",
     )
 
     class Backend(Even):
@@ -523,6 +525,21 @@ class RemembersAnObject(CleanPolicy):
         def revise(self, partition: Partition | None, window: Window) -> Decision:
             decision = super().revise(partition, window)
             return replace(decision, state={"where": decision.partition})
+
+
+class CountsByANumberThatJsonMakesAText(CleanPolicy):
+    caught_by = ("test_a_resumed_run_decides_as_the_run_would_have",)
+
+    class Backend(Even):
+        """Counts each device's requests in its account, under the device's index."""
+
+        def revise(self, partition: Partition | None, window: Window) -> Decision:
+            counts = {device.index: 0 for device in window.devices} | dict(window.account.state)
+            for requests in window.requests.values():
+                for replica in requests.replica.tolist():
+                    counts[replica] += 1
+            decision = super().revise(partition, window)
+            return replace(decision, account=Account(state=counts))
 
 
 class SqueezesWhatDoesNotFit(CleanPolicy):

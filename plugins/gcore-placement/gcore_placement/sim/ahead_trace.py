@@ -31,8 +31,8 @@ from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.measurements import Requests
 from gcore_core.contract.run_files import Asked, Record, read_metrics, read_trace
-from gcore_core.controllers.placement.fitting import LEAST, fit_engine
 from gcore_core.kits.runs import read_config
+from gcore_placement.fitting import LEAST, fit_engine
 from gcore_placement.sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
 
 #: Verdicts on groups of which is known whether they teach.

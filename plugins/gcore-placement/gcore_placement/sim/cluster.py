@@ -24,9 +24,9 @@ from gcore_core.contract.placement import (
     Need,
     Partition,
     PlacementPolicy,
-    Window,
 )
 from gcore_core.controllers.keep_rate import KeepRate, by_quarter
+from gcore_placement.measuring import MeasuredWindow
 from gcore_placement.queueing import stepping
 from gcore_placement.queueing.step import (
     Engines,
@@ -91,13 +91,13 @@ class Cluster:
         """The number of replicas of either role that fit on the devices."""
         return self.devices // self.size
 
-    def window(self) -> Window:
+    def window(self) -> MeasuredWindow:
         """Returns what a policy sees before the first step, when nothing is measured."""
         needs = {
             _POLICY: Need(kind="generator", follows="policy", size=self.size),
             _JUDGE: Need(kind="generator", size=self.size),
         }
-        return Window(
+        return MeasuredWindow(
             devices=tuple(Device(index=index, kind="cuda") for index in range(self.devices)),
             slots=dict.fromkeys((_POLICY, _JUDGE), self.replicas * self.size),
             needs=needs,
@@ -152,7 +152,7 @@ class Row:
 class _Trial:
     """One policy, with what it has seen so far."""
 
-    def __init__(self, policy: PlacementPolicy, window: Window) -> None:
+    def __init__(self, policy: PlacementPolicy, window: MeasuredWindow) -> None:
         self._policy = policy
         self._window = window
         self._partition: Partition | None = None

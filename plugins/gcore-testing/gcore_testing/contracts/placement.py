@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from gcore_core.contract.errors import PlacementError
-from gcore_core.contract.placement import Device, Need, Partition, Window
+from gcore_core.contract.measurements import Account, Requests, Rollout
+from gcore_core.contract.placement import Decision, Device, Need, Partition, Window
 from gcore_core.controllers.placement.journal import decided
 from gcore_core.runtime.placement_decisions import check_decision
 from gcore_testing.contracts.arguments import ASKS
@@ -60,11 +62,7 @@ class PlacementPolicyContract(Contract):
 
         The replicas that are awake must fit, and each has an engine where it is awake.
         """
-        needs = {
-            "rollout": Need(kind="generator", follows="policy", least=2),
-            "judge": Need(kind="generator"),
-        }
-        window = replace(window_of(8, rollout=8, judge=8), needs=needs)
+        window = shared_window()
         decision = policy.revise(None, window)
         awake = {
             role: [d for cell in cells for d in cell.devices]
@@ -121,6 +119,26 @@ class PlacementPolicyContract(Contract):
         line = decided(1, policy.revise(None, window))
         assert msgspec.json.decode(msgspec.json.encode(line), type=type(line)) == line
 
+    def test_a_resumed_run_decides_as_the_run_would_have(self, policy: Any) -> None:
+        """The state and the account of the latest decision survive a checkpoint, which is JSON.
+
+        Of the account, only ``engines`` and ``state`` come back.
+        """
+        window = shared_window()
+        first = policy.revise(None, window)
+        after = replace(rollout_over(window, first), state=first.state, account=first.account)
+        second = policy.revise(first.partition, after)
+        kept = {"engines": second.account.engines, "state": second.account.state}
+        state, account = msgspec.json.decode(msgspec.json.encode((second.state, kept)))
+        after = replace(rollout_over(after, second), step=2)
+        gone_on = policy.revise(
+            second.partition, replace(after, state=second.state, account=second.account)
+        )
+        resumed = policy.revise(
+            second.partition, replace(after, state=state, account=msgspec.convert(account, Account))
+        )
+        assert resumed == gone_on, "it goes by something that no checkpoint holds"
+
     def test_the_same_arguments_give_the_same_plan(self, policy: Any, window: Window) -> None:
         first = policy.revise(None, window)
         policy.revise(None, window_of(4, policy=3, rollout=2))
@@ -151,4 +169,54 @@ def window_of(devices: int, **slots: int) -> Window:
     return Window(
         devices=tuple(Device(index=index, kind="cpu") for index in range(devices)),
         slots=dict(slots),
+    )
+
+
+def shared_window() -> Window:
+    """Makes a window of a policy and a judge, which may both have engines on all eight devices."""
+    needs = {
+        "rollout": Need(kind="generator", follows="policy", least=2),
+        "judge": Need(kind="generator"),
+    }
+    return replace(window_of(8, rollout=8, judge=8), needs=needs)
+
+
+def rollout_over(window: Window, decision: Decision) -> Window:
+    """Makes the window after a rollout of 16 records, each judged once, on the decision's cells."""
+    awake = {
+        role: sorted({device.index for cell in cells for device in cell.devices})
+        for role, cells in decision.partition.cells.items()
+    }
+    count = 16
+    shared = {"step": np.full(count, window.step), "group": np.arange(count) // 2}
+    drawn_s = 1 + np.arange(count) / 4
+    drawn = Requests(
+        **shared,
+        arrival_s=np.zeros(count),
+        start_s=np.zeros(count),
+        end_s=drawn_s,
+        prompt=np.full(count, 5),
+        actions=10 + np.arange(count),
+        parent=np.full(count, -1),
+        kept=np.ones(count, bool),
+        replica=np.resize(awake["rollout"], count),
+    )
+    judged = Requests(
+        **shared,
+        arrival_s=drawn_s,
+        start_s=drawn_s,
+        end_s=drawn_s + 0.5,
+        prompt=drawn.actions,
+        actions=np.full(count, 4),
+        parent=np.arange(count),
+        kept=np.zeros(count, bool),
+        replica=np.resize(awake["judge"], count),
+    )
+    engines = {role: [[device.index] for device in window.devices] for role in awake}
+    return replace(
+        window,
+        step=window.step + 1,
+        requests={"rollout": drawn, "judge": judged},
+        rollout=Rollout(seconds=6.0, engines=engines, serving=awake, served=awake),
+        switch_s=0.1,
     )

@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from gcore_placement.fitting import LEAST, TERMS, fit_engine
 
 from gcore_core.contract.engine_profiles import EngineFit, Profile
 from gcore_core.contract.measurements import Requests
-from gcore_core.controllers.placement.fitting import LEAST, TERMS, fit_engine
 
 #: A small model on a CPU: a round costs by the sequence, and prompts are dear.
 SMALL = Profile(base_s=2e-3, running_s=1.5e-3, cached_s=2e-6, prefill_s=4e-4)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gcore_placement.measuring import filled_share, most_at_once
 
 from gcore_core.contract.measurements import Requests
-from gcore_core.controllers.placement.measurements import filled_share, most_at_once
 
 
 def requests(*served: tuple[int, float, float]) -> Requests:
