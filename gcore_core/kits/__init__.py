@@ -2,7 +2,7 @@
 
     gcore_core.controllers      step programs: windows, training, publishing, ...
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
-    gcore_core.kits.machines    launchers for several machines: an agent on each, TLS, leases
+    gcore_core.kits.wire        launchers: connections of one's own between processes of a run
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
     gcore_core.kits.models      backends that need a model which a function of the user makes
     gcore_core.kits.numbers     rewards, data: one plain number, read exactly or not at all

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gcore_nodes import provide_files
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.launching import NodeFacts
-from gcore_core.run import job_files
+from gcore_core.contract.site_files import Show
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.job_files import code_packages, named_paths, provide
+from gcore_core.run.job_files import job_files
 from tests.support.disks import DiskSite, disks
 
 NODES = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}
@@ -37,7 +38,7 @@ def job_of(
     models: dict[str, Any] | None = None,
     factories: dict[str, str] | None = None,
 ) -> Any:
-    """What ``provide`` reads of a job, with the nodes node1 and node2 beside home."""
+    """What is read of a job, with the nodes node1 and node2 beside home."""
     roles = config.get("roles", {})
     hosts = {"agent.0": "", "agent.1": "node1", "agent.2": "node2"}
     return SimpleNamespace(
@@ -62,6 +63,11 @@ def job_of(
     )
 
 
+async def provide(job: Any, site: DiskSite, show: Show) -> None:
+    """Has the nodes of a site have the files of a job, as the supervisor does."""
+    await site.files.provide(job_files(job, site.where), show)
+
+
 def quiet(text: str, share: float | None) -> None:
     pass
 
@@ -69,7 +75,7 @@ def quiet(text: str, share: float | None) -> None:
 async def refused(site: DiskSite, job: Any) -> list[str]:
     """Returns the list with which a job is refused."""
     with pytest.raises(ConfigError) as error:
-        await provide(job, site, quiet)  # type: ignore[arg-type]
+        await provide(job, site, quiet)
     assert error.value.where == "launcher.files"
     faults: list[str] = error.value.facts["faults"]
     return [fault.replace(f"{site.root}/", "") for fault in faults]
@@ -86,7 +92,7 @@ async def test_what_a_node_does_not_have_is_copied_there(tmp_path: Path) -> None
         }
         told: list[str] = []
         job = job_of(config, site.root / "run")
-        await provide(job, site, lambda text, share: told.append(text))  # type: ignore[arg-type]
+        await provide(job, site, lambda text, share: told.append(text))
         for node in ("agent.1", "agent.2"):
             assert (site.roots[node] / "data.jsonl").read_text() == "rows"
             assert (site.roots[node] / "f.py").read_text() == "code"
@@ -124,7 +130,7 @@ async def test_the_same_content_under_another_time_is_the_same_file(tmp_path: Pa
         data = write(site.root / "data", "rows")
         for node in ("agent.1", "agent.2"):
             write(site.roots[node] / "data", "rows", age_s=7)
-        await provide(job_of({"data": str(data)}, site.root / "run"), site, quiet)  # type: ignore[arg-type]
+        await provide(job_of({"data": str(data)}, site.root / "run"), site, quiet)
 
 
 async def test_a_file_on_a_disk_that_is_shared_is_not_read(tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ async def test_a_file_on_a_disk_that_is_shared_is_not_read(tmp_path: Path) -> No
         data = write(site.root / "data", "rows")
         for node in ("agent.1", "agent.2"):
             os.link(data, site.roots[node] / "data")
-        await provide(job_of({"data": str(data)}, site.root / "run"), site, quiet)  # type: ignore[arg-type]
+        await provide(job_of({"data": str(data)}, site.root / "run"), site, quiet)
         asked = {name for peer in site.peers.values() for name in peer.asked}
         assert "list_files" in asked
         hashes = [peer.asked.count("hash_files") for peer in site.peers.values()]
@@ -143,9 +149,9 @@ async def test_a_copy_of_an_earlier_run_follows_what_is_changed_at_home(tmp_path
     with disks(tmp_path, NODES, WHERE) as site:
         code = write(site.root / "reward.py", "first")
         job = job_of({"data": str(code)}, site.root / "run")
-        await provide(job, site, quiet)  # type: ignore[arg-type]
+        await provide(job, site, quiet)
         write(code, "second, which is longer")
-        await provide(job, site, quiet)  # type: ignore[arg-type]
+        await provide(job, site, quiet)
         assert (site.roots["agent.1"] / "reward.py").read_text() == "second, which is longer"
         write(site.roots["agent.1"] / "reward.py", "changed by somebody on node1")
         assert await refused(site, job) == ["node1: reward.py: differs: 28 bytes, at home 23"]
@@ -154,7 +160,7 @@ async def test_a_copy_of_an_earlier_run_follows_what_is_changed_at_home(tmp_path
 async def test_with_check_a_copy_of_an_earlier_run_is_not_replaced(tmp_path: Path) -> None:
     with disks(tmp_path, NODES, WHERE) as site:
         code = write(site.root / "reward.py", "first")
-        await provide(job_of({"data": str(code)}, site.root / "run"), site, quiet)  # type: ignore[arg-type]
+        await provide(job_of({"data": str(code)}, site.root / "run"), site, quiet)
         write(code, "second")
         faults = await refused(site, job_of({"data": str(code)}, site.root / "run", files="check"))
         assert faults[0] == "node1: reward.py: differs: 5 bytes, at home 6"
@@ -184,7 +190,7 @@ async def test_an_interpreter_is_looked_for_and_never_copied(tmp_path: Path) -> 
         faults = await refused(site, job)
         assert faults == ["node1: venv/python: the interpreter is missing; it is not copied"]
         write(site.roots["agent.1"] / "venv" / "python", "another build")
-        await provide(job, site, quiet)  # type: ignore[arg-type]
+        await provide(job, site, quiet)
 
 
 async def test_code_that_is_installed_is_compared_and_never_copied(
@@ -198,9 +204,7 @@ async def test_code_that_is_installed_is_compared_and_never_copied(
             same = dict.fromkeys(request.packages, "1")
             return same | digests.get(self._name, {})
 
-        monkeypatch.setattr(
-            "gcore_core.runtime.process.node_files.NodeFiles.hash_packages", hash_packages
-        )
+        monkeypatch.setattr("gcore_nodes.node_files.NodeFiles.hash_packages", hash_packages)
         digests["agent.1"]["some_tracker"] = "2"
         factories = {"data": "some_plugin.data:Rows", "observers.one": "some_tracker:Tracker"}
         job = job_of({}, site.root / "run", factories=factories)
@@ -218,7 +222,7 @@ async def test_a_long_list_is_in_the_log_and_begins_in_the_error(
             write(site.root / "data" / f"{number}", "rows")
         job = job_of({"data": str(site.root / "data")}, site.root / "run", files="check")
         with pytest.raises(ConfigError) as error:
-            await provide(job, site, quiet)  # type: ignore[arg-type]
+            await provide(job, site, quiet)
         lines = str(error.value).splitlines()
         assert lines[0] == "launcher.files: 10 files on other machines cannot be used as they are"
         assert lines[1] == f"  node1: {site.root}/data/0: is missing"
@@ -229,58 +233,12 @@ async def test_a_long_list_is_in_the_log_and_begins_in_the_error(
 async def test_a_directory_with_too_many_files_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_files, "_MOST_FILES", 2)
+    monkeypatch.setattr(provide_files, "_MOST_FILES", 2)
     with disks(tmp_path, NODES, WHERE) as site:
         for number in range(3):
             write(site.root / "big" / f"{number}", "")
         small = write(site.root / "small", "")
         config = {"data": [str(site.root / "big"), str(small)]}
         with pytest.raises(ConfigError, match="directories with 4 files") as error:
-            await provide(job_of(config, site.root / "run"), site, quiet)  # type: ignore[arg-type]
+            await provide(job_of(config, site.root / "run"), site, quiet)
         assert error.value.where == str(site.root / "big")
-
-
-def test_the_files_of_a_job_are_found_by_its_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is written is left out, as are the run's directory and what is above it. With a file of
-    Python come those beside it that it imports.
-    """
-    monkeypatch.chdir(tmp_path)
-    for name in ("data", "made", "own.py", "known", "relative", "dumps", "sockets"):
-        write(tmp_path / name, "")
-    write(tmp_path / "own.py", "import beside\nfrom known import what_is_no_python")
-    write(tmp_path / "beside.py", "from lying_beside.inner import x")
-    write(tmp_path / "lying_beside/inner.py", "")
-    write(tmp_path / "lying_beside/unused.py", "")
-    run = tmp_path / "runs" / "001"
-    run.mkdir(parents=True)
-    config = {
-        "launcher": {"config": {"socket": f"{tmp_path}/sockets"}},
-        "data": {"use": f"{tmp_path}/data", "config": {"path": f"{tmp_path}/data", "n": 1}},
-        "local": [f"{tmp_path}/own.py"],
-        "rewards": {"exact": {"known": "./known", "config": {"above": str(tmp_path)}}},
-        "roles": {
-            "policy": {
-                "model": {"make": {"path": f"{tmp_path}/relative"}},
-                "config": {"dump_dir": f"{tmp_path}/dumps", "name": "org/model"},
-                "template": f"{'word ' * 100} Is it right/wrong?",
-                "scale": "~half/whole",
-            }
-        },
-    }
-    job = job_of(config, run, models={"policy": {"path": f"{tmp_path}/made", "make": {}}})
-    found = {(role, Path(path).name) for role, path in named_paths(job)}
-    files = {("", "data"), ("", "own.py"), ("", "known"), ("policy", "made")}
-    assert found == files | {("", "beside.py"), ("", "inner.py")}
-
-
-def test_packages_are_those_of_chosen_providers_in_this_interpreter() -> None:
-    factories = {
-        "data": "rows.deep.module:Make",
-        "roles.rollout": "engine:Make",
-        "rewards.own": "/some/file.py:reward",
-    }
-    config = {"roles": {"rollout": {"python": "/venv/bin/python"}}}
-    job = job_of(config, Path("run"), factories=factories)
-    assert code_packages(job) == ["gcore_core", "rows"]
