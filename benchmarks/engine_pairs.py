@@ -19,9 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from gcore_testing.runs import RunResult, run_recipe
 from report import Claim, add_options, publish, repeated
-
-from gcore_core.testing.runs import RunResult, run_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"

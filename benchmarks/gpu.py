@@ -47,10 +47,10 @@ from pathlib import Path
 
 import gpu_large
 import gpu_real
+from gcore_testing.runs import RunResult, run_recipe
 from report import Claim, add_options, interval, publish, report_of
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing.runs import RunResult, run_recipe
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "quickstart.yaml"

@@ -95,11 +95,11 @@ def write_model(folder: Path, shape: str) -> Path:
 @contextmanager
 def trainer_of(model: Path, tokens: int, **settings: Any) -> Iterator[Any]:
     """Opens a trainer, whose passes have so many tokens."""
+    from gcore_testing.contracts.trainer import PolicyGradient
     from gcore_torch.config import TorchTrainerConfig
     from gcore_torch.trainer import make_trainer
 
     from gcore_core.contract.context import WorkerContext
-    from gcore_core.testing.contracts.trainer import PolicyGradient
 
     context = WorkerContext(
         role="policy",

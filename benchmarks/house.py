@@ -56,7 +56,7 @@ from step_costs import measure_costs
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "gcore_core.contract"
 #: What a plugin may import of the core, besides ``hookimpl``; the docstring of kits says for what.
-PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_core.testing")
+PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_testing")
 CORE = ROOT / "gcore_core"
 #: A line of code that is longer is told, whatever the formatter allows.
 WIDE = 90
@@ -332,9 +332,8 @@ def density(name: str, text: Text) -> list[Claim]:
 
 
 def kernel_files() -> list[Path]:
-    """Returns the files of the core without those of its test kit."""
-    testing = CORE / "testing"
-    return [file for file in files_of([CORE]) if not file.is_relative_to(testing)]
+    """Returns the files of the core."""
+    return files_of([CORE])
 
 
 def kernel() -> list[Claim]:

@@ -24,16 +24,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
 from step_costs import Even
 
 from gcore_core import cli
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "gcore_core"
-#: What of the core is no part of the kernel.
-TESTING = CORE / "testing"
+FAKE = ROOT / "plugins" / "gcore-testing" / "gcore_testing" / "fake.py"
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Recorder:
             [
                 (file.relative_to(CORE).as_posix(), code.co_qualname)
                 for code, file in files.items()
-                if file.is_relative_to(CORE) and not file.is_relative_to(TESTING)
+                if file.is_relative_to(CORE)
             ]
         )
 
@@ -158,7 +157,7 @@ def _walk_of_step() -> Walk:
         "objective": {"use": "fake"},
         "roles": {"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
         "rewards": {"letters": {"use": "fake"}},
-        "local": [str(TESTING / "fake.py")],
+        "local": [str(FAKE)],
     }
     printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as until_end:

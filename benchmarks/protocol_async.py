@@ -40,6 +40,8 @@ from pathlib import Path
 
 from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
+from gcore_testing.faults import Faults, Laggards
+from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 from protocol_async_mutants import ASYNC_MUTANTS
 from protocol_mutants import planted
 from protocol_sim import Tally, play_and_hunt
@@ -49,8 +51,6 @@ from gcore_core.contract.errors import WeightsGone
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.testing.faults import Faults, Laggards
-from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 JOB = SimulatedJob(
     replicas=2,

@@ -32,11 +32,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from gcore_testing.faults import FAULTS, Faults
+from gcore_testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 from protocol_mutants import MUTANTS, planted
 from report import Claim, add_options, publish
-
-from gcore_core.testing.faults import FAULTS, Faults
-from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
 JOB = SimulatedJob(
     replicas=2,

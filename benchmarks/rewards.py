@@ -40,6 +40,7 @@ from typing import Any
 from gcore_rewards.config import MathConfig, VerifierConfig
 from gcore_rewards.expressions import MathReward
 from gcore_rewards.verifiers import Numeric
+from gcore_testing.contracts.scorer import scored_record
 from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.context import WorkerContext
@@ -47,7 +48,6 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import Scorer
 from gcore_core.kits.answers import last_number
 from gcore_core.kits.numbers import Number, number_of
-from gcore_core.testing.contracts.scorer import scored_record
 
 CASES = Path(__file__).with_name("math_verify_cases.json")
 SPELLINGS = Path(__file__).parents[1] / "tests/unit/number_spellings.jsonl"

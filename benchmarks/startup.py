@@ -20,9 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import gcore_testing.fake
 from report import Claim, add_options, median_ratio, publish, repeated
-
-import gcore_core.testing.fake
 
 BARE = [sys.executable, "-c", "import argparse, importlib.metadata"]
 HELP = [sys.executable, "-m", "gcore_core", "--help"]
@@ -36,7 +35,7 @@ advantage: {{use: fake}}
 objective: {{use: fake}}
 roles: {{policy: {{use: fake}}, rollout: {{use: fake}}}}
 rewards: {{letters: {{use: fake}}}}
-local: [{gcore_core.testing.fake.__file__}]
+local: [{gcore_testing.fake.__file__}]
 """
 
 

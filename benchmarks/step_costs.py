@@ -16,14 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import xxhash
+from gcore_testing.faults import Faults
+from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.algorithms import GroupScalars
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.testing.faults import Faults
-from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 TRAVEL_S = 0.1
 #: A run does the same in virtual time wherever it runs, so few are enough: other moments of the
@@ -150,7 +150,7 @@ def cases() -> dict[str, Case]:
         for program in (SYNC, ASYNC):
             job = replace(WIDE, shards=shards)
             found[f"{program}_{shards}_controllers"] = Case(job=job, program=program)
-    placement = FactorySpec("gcore_core.testing.fake_judge:InTurns")
+    placement = FactorySpec("gcore_testing.fake_judge:InTurns")
     found["sync_in_turns"] = Case(job=replace(JUDGED, placement=placement))
     found["sync_sleeping"] = Case(job=replace(JUDGED, rests=True))
     for program in (SYNC, ASYNC):

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins
 
 SOURCE = """
 from collections.abc import Iterable

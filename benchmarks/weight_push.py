@@ -329,9 +329,7 @@ def worker_spec(
 ) -> WorkerSpec:
     """Returns the spec of a worker of this benchmark."""
     role = name.partition(".")[0]
-    dataset = FactorySpec(
-        "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
-    )
+    dataset = FactorySpec("gcore_testing.fake:FakeDataset", "gcore_testing.fake:FakeDataConfig")
     plain = {"nbytes": model.nbytes, "tensors": model.tensors, "embedding": model.embedding}
     kind = TrainerSettings if role == "policy" else GeneratorSettings
     return WorkerSpec(

@@ -54,7 +54,7 @@ CORE = tuple(
 )
 #: What every part needs: the core without its other commands, what tests take of the kit, pins,
 #: what tests share. Those that run contracts need the whole kit.
-KIT = "gcore_core/testing"
+KIT = "plugins/gcore-testing/gcore_testing"
 SHARED = (
     *CORE,
     f"{KIT}/contracts/weights.py",

@@ -1,1 +1,1 @@
-from gcore_core.testing.fake import *  # noqa: F403  hooks are found by their names
+from gcore_testing.fake import *  # noqa: F403  hooks are found by their names

@@ -221,7 +221,7 @@ def migration(words: list[str], notes: dict[str, str]) -> Iterator[str]:
 def museum(words: list[str], notes: dict[str, str]) -> Iterator[str]:
     """Yields the exhibits of the museum, kind by kind."""
     exhibits = importlib.import_module("gcore_museum.exhibits").ALL
-    for kind, title in importlib.import_module("gcore_core.testing.museum").KINDS.items():
+    for kind, title in importlib.import_module("gcore_testing.museum").KINDS.items():
         yield from (f"## {kind}: {title}", "")
         for exhibit in (one for one in exhibits if one.kind == kind):
             names = ", ".join(f"`{text}`" for text in exhibit.expected.names)

@@ -35,6 +35,14 @@ VERBS = {
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
+#: Distribution of this project -> the commands that it adds to the verbs. The core runs without it,
+#: and says what to install where a command is asked for that is not there.
+COMMANDS_OF = {
+    "gcore-report": ("diff", "logs", "trace"),
+    "gcore-testing": ("conformance", "new"),
+    "gcore-tools": ("completion", "demo", "doctor", "plan"),
+}
+
 _NO_PLUGINS = "--no-plugins"
 _EXAMPLES = """\
 examples:
@@ -155,7 +163,9 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
 
     installed = catalog.scan()
     if name not in installed.names():
-        choices = [*VERBS, *installed.names()]
+        _refuse_missing_command(name)
+        known = [command for commands in COMMANDS_OF.values() for command in commands]
+        choices = [*VERBS, *known, *installed.names()]
         suggestion = did_you_mean(name, choices)
         raise PluginNotFound(
             f"g-core: {name!r} is neither a verb nor an installed plugin{suggestion}.",
@@ -184,6 +194,19 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
         problem = "needs a command"
     offered = "\n".join(f"g-core {name} {spec.name}: {spec.summary}" for spec in commands.values())
     raise ConfigError(f"plugin {name!r} {problem}.", why=offered, choices=list(commands))
+
+
+def _refuse_missing_command(name: str) -> None:
+    """Raises PluginNotFound for a command of ``COMMANDS_OF``, whose distribution is not here."""
+    from gcore_core.contract.errors import PluginNotFound
+    from gcore_core.contract.installing import install_command
+
+    for distribution, commands in COMMANDS_OF.items():
+        if name in commands:
+            raise PluginNotFound(
+                f"g-core {name} comes with {distribution}, which is not installed.",
+                todo=install_command(distribution),
+            )
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -27,7 +27,7 @@ class PluginCode:
     kind: "advantage", "filter", ...
     provider: as in ``use``; empty where only the class is known, whose name stands for it.
     where: the key of the job that chose it.
-    contract: the class of ``gcore_core.testing`` that holds it to its contract.
+    contract: the class of ``gcore_testing`` that holds it to its contract.
     """
 
     made: object
@@ -62,7 +62,7 @@ class PluginCode:
             f"{self.kind} {provider}: {problem}.",
             where=self.where,
             why=why,
-            todo=f"ask its author; its contract is gcore_core.testing.{self.contract}",
+            todo=f"ask its author; its contract is gcore_testing.{self.contract}",
             provider=provider,
         )
 

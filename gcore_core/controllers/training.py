@@ -580,7 +580,7 @@ def check_logprobs(
             f"trainer {provider}: train() gave no metric {GAP_MAX} in step {step}.",
             where="roles.policy.use",
             why="without it nobody sees that the generator samples with other weights",
-            todo="ask its author; its contract is gcore_core.testing.TrainerContract",
+            todo="ask its author; its contract is gcore_testing.TrainerContract",
             provider=provider,
         )
     if not gap <= band:

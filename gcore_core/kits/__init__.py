@@ -12,7 +12,7 @@
     gcore_core.kits.cache       what is kept between runs: in which directory, files replaced whole
     gcore_core.kits.loopback    pages: a server on loopback, shown to holders of its token alone
     gcore_core.kits.runs        tools that look at a run: its settings; asking it to save or stop
-    gcore_core.testing          tests: contracts, fakes, whole runs
 
-What stands elsewhere in the core may change without notice.
+The distribution gcore-testing has what plugins are tested with. What stands elsewhere in the core
+may change without notice.
 """

@@ -227,6 +227,6 @@ def _broken(provider: str, problem: str, why: str = "") -> ContractError:
         f"placement policy {provider}: {problem}.",
         where="placement.use",
         why=why,
-        todo="ask its author; its contract is gcore_core.testing.PlacementPolicyContract",
+        todo="ask its author; its contract is gcore_testing.PlacementPolicyContract",
         provider=provider,
     )

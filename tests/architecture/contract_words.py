@@ -1,7 +1,7 @@
 """Finds words of the contract that nothing calls.
 
 A word is a kind of provider, a method or attribute of a protocol, or a field of what the two sides
-pass to each other. It is called when its name is used outside ``contract/`` and ``testing/``: as an
+pass to each other. It is called when its name is used outside ``contract/``: as an
 attribute, as a keyword of a call that makes or copies an object, or, for a kind, as a text. A field
 that its own class's methods read is called, too. Names are compared, not types, so a word that
 shares its name with something else is taken to be called.
@@ -109,11 +109,7 @@ def _is_read_by_plugins(word: Word) -> bool:
 
 def _core() -> list[Path]:
     core = ROOT / "gcore_core"
-    outside = [
-        path
-        for path in core.rglob("*.py")
-        if path.relative_to(core).parts[0] not in ("contract", "testing")
-    ]
+    outside = [path for path in core.rglob("*.py") if path.relative_to(core).parts[0] != "contract"]
     # by whose functions the core asks a config, and tools read a run
     return [*outside, CONTRACT / "abilities.py", CONTRACT / "run_files.py"]
 

@@ -29,9 +29,9 @@ DISTRIBUTIONS = {
 }
 #: A notebook has this, and nothing imports it elsewhere.
 OF_NOTEBOOKS = {"ipython"}
-#: Whoever runs contracts has ``gcore-core[testing]``: modules of plugins that are imported by tests
+#: Whoever runs contracts has ``gcore-testing``: modules of plugins that are imported by tests
 #: alone need not declare this.
-OF_TESTS = {"pytest"}
+OF_TESTS = {"gcore-testing", "pytest"}
 #: Functions that import the module that their first argument names.
 BY_NAME = {"files", "import_module"}
 

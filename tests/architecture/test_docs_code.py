@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 import yaml
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.config.plan import load_plan
-from gcore_core.testing.installed import InstalledPlugins
 from tests.support import made_pages
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ NAMED = {
 
         @hookimpl
         def gcore_balancers():
-            yield providers.BalancerProvider(summary="-", factory="gcore_core.testing.fake:FakeBalancer")
+            yield providers.BalancerProvider(summary="-", factory="gcore_testing.fake:FakeBalancer")
 
         @hookimpl
         def gcore_roles():
@@ -48,7 +48,7 @@ NAMED = {
 
         @hookimpl
         def gcore_annotators():
-            yield providers.AnnotatorProvider(summary="-", factory="gcore_core.testing.fake:FakeAnnotator")
+            yield providers.AnnotatorProvider(summary="-", factory="gcore_testing.fake:FakeAnnotator")
         """,  # noqa: E501
 }
 

@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "cli": {"contract", "config", "runtime", "controllers", "run"},
     "kits": {"contract", "config", "runtime", "controllers", "run", "cli"},
     "api": {"contract", "config", "runtime", "run"},
-    "testing": {"contract", "config", "runtime", "controllers", "run", "builtin"},
 }
 
 HEAVY = {*catalog.HEAVY, "pyarrow", "tokenizers"}
@@ -166,7 +165,7 @@ def test_help_imports_only_the_standard_library() -> None:
 
 
 #: Not plugins, so plugins may import them.
-LIBRARIES = {"gcore_context", "gcore_core", "gcore_language", "gcore_queueing"}
+LIBRARIES = {"gcore_context", "gcore_core", "gcore_language", "gcore_queueing", "gcore_testing"}
 
 
 def is_plugin(folder: Path) -> bool:
@@ -205,7 +204,11 @@ def test_a_plugin_imports_only_the_core_and_shared_libraries_of_the_project() ->
 
 
 #: What a plugin may use of the core besides the contract; the docstring of kits says for what.
-KITS = ("gcore_core.controllers", "gcore_core.kits", "gcore_core.testing")
+KITS = ("gcore_core.controllers", "gcore_core.kits")
+#: The test kit, and what it may use of the core: its simulator runs the real programs, its fakes
+#: stand in real workers.
+TESTING = "gcore_testing"
+TESTED_WITH = {"builtin", "config", "contract", "controllers", "run", "runtime"}
 
 
 def is_public(module: str) -> bool:
@@ -220,13 +223,29 @@ def outside_contract_and_kits() -> list[str]:
     """Imports of plugins that reach into the core's own rooms."""
     return [
         str(found)
-        for _, found in imports_of_plugins()
+        for root, found in imports_of_plugins()
+        if root != TESTING
         if found.target.partition(".")[0] == "gcore_core" and not is_public(found.target)
     ]
 
 
 def test_a_plugin_imports_only_the_contract_and_kits_of_the_core() -> None:
     assert outside_contract_and_kits() == []
+
+
+def test_the_test_kit_imports_only_what_it_may_of_the_core() -> None:
+    strange = [
+        str(found)
+        for root, found in imports_of_plugins()
+        if root == TESTING and found.target.startswith("gcore_core.")
+        if part(found.target) not in TESTED_WITH
+    ]
+    assert strange == []
+
+
+def test_the_core_imports_no_plugin() -> None:
+    plugins = {folder.name.replace("-", "_") for folder in (ROOT / "plugins").iterdir()}
+    assert [str(found) for found in INNER if found.target.partition(".")[0] in plugins] == []
 
 
 def test_every_kit_is_listed_with_its_purpose() -> None:

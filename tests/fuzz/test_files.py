@@ -17,6 +17,7 @@ from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import open_model_files
 from gcore_rewards.config import HttpConfig
 from gcore_rewards.service import HttpReward
+from gcore_testing.contracts.scorer import scored_record
 from hypothesis import strategies as st
 
 from gcore_core.contract.context import WorkerContext
@@ -29,7 +30,6 @@ from gcore_core.runtime.messages import PUSH_PLAN, PullWeights, short_reason
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.push import pull_weights
 from gcore_core.runtime.rpc.service import decoded, encode
-from gcore_core.testing.contracts.scorer import scored_record
 
 from .drawing import hostile, mutated
 from .guarding import fuzz, guarded

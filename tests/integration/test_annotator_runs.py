@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Teacher(fake.FakeAnnotator):
@@ -51,7 +51,7 @@ class NoRewardConfig(fake.FakeAdvantageConfig):
 @hookimpl
 def gcore_advantages():
     yield p.AdvantageProvider(
-        summary="-", factory="gcore_core.testing.fake:FakeAdvantage", config=NoRewardConfig
+        summary="-", factory="gcore_testing.fake:FakeAdvantage", config=NoRewardConfig
     )
 
 

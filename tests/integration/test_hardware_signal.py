@@ -21,7 +21,7 @@ import time
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Works(fake.FakeGenerator):
@@ -45,7 +45,7 @@ def gcore_generators():
 @hookimpl
 def gcore_rewards():
     yield p.RewardProvider(
-        name="asks", summary="-", factory="gcore_core.testing.fake_judge:FakeAsker", asks=True
+        name="asks", summary="-", factory="gcore_testing.fake_judge:FakeAsker", asks=True
     )
 '''
 

@@ -15,7 +15,7 @@ import os, time
 from pathlib import Path
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Idle(fake.FakeGenerator):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing import fake
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.context import WorkerContext
@@ -21,7 +22,6 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing import fake
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -16,11 +16,11 @@ import pytest
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.join_launcher import JoinLauncher
 from gcore_nodes.messages import LEAVING
+from gcore_testing.contracts.launcher import LauncherContract
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
-from gcore_core.testing.contracts.launcher import LauncherContract
 from tests.integration.test_nodes import (
     LONG_S,
     PATIENCE_S,

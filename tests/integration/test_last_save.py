@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.run.export import weights_sha256
-from gcore_core.testing import fake
 
 WAITS_S = 120
 JOB = {

@@ -26,7 +26,7 @@ import numpy as np
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 ABLE = frozenset({"advantages.action", "annotate"})
 
@@ -118,7 +118,7 @@ def gcore_trainers():
 
 @hookimpl
 def gcore_objectives():
-    loss = "gcore_core.testing.fake:FakeObjective"
+    loss = "gcore_testing.fake:FakeObjective"
     yield p.ObjectiveProvider(name="any", summary="-", factory=loss)
     yield p.ObjectiveProvider(name="drawn", summary="-", factory=loss, config=DrawnConfig)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from gcore_testing.runs import run_recipe
+from gcore_testing.safetensors_files import read_safetensors
 from safetensors import safe_open
 
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.testing.runs import run_recipe
-from gcore_core.testing.safetensors_files import read_safetensors
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/lora.md"

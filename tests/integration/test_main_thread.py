@@ -20,7 +20,7 @@ import contextlib, signal, threading
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.scorer import Score
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 def limit():
@@ -154,7 +154,7 @@ import asyncio, functools, inspect, threading
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 def noted(what):
@@ -390,7 +390,7 @@ import sys
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Leaves(fake.FakeDataset):

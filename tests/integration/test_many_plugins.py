@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core.cli.plugins import check_all
 from gcore_core.config import catalog
-from gcore_core.testing import fake
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 BROKEN, CLASHING, INCOMPATIBLE, UNDECLARED, ALL = 20, 5, 10, 5, 200
 HARMFUL = "raise SystemExit('a neighbour was imported')"

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class MasksAll(fake.FakeGenerator):

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
+from gcore_testing.contracts.launcher import LauncherContract
 
 from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Launcher, Site
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
 from gcore_core.runtime.rpc.service import Service
-from gcore_core.testing.contracts.launcher import LauncherContract
 from tests.support.machines import SHELL, Machine, assert_in_no_process, machines
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"

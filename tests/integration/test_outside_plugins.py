@@ -20,8 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = REPOSITORY / "recipes"

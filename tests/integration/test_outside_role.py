@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPES = REPOSITORY / "recipes"

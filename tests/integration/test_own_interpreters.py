@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import __version__
-from gcore_core.testing import fake
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 REPOSITORY = Path(__file__).parents[2]
 
 PLUGIN = """
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing.fake import FakeGeneratorConfig, FakeTrainerConfig
+from gcore_testing.fake import FakeGeneratorConfig, FakeTrainerConfig
 
 @hookimpl
 def gcore_trainers():
@@ -52,7 +52,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import gcore_dummy
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 def tell(context):
     told = {

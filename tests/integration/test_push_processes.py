@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from gcore_nodes.agent import MachineAgentSpec
+from gcore_testing.push_site import PushSite, open_push_site
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
@@ -41,10 +42,9 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
-from gcore_core.testing.push_site import PushSite, open_push_site
 from tests.support.wires import Wire, free_address, shared_identity
 
-FAKE = "gcore_core.testing.fake:Fake"
+FAKE = "gcore_testing.fake:Fake"
 PATIENCE_S = 60.0
 
 BACKENDS = '''
@@ -54,7 +54,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Trainer(fake.FakeTrainer):

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 import gcore_core as gcore
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import fake
 from tests.support.runs import PATIENCE_S, REPOSITORY
 
 FAKE: dict[str, Any] = {

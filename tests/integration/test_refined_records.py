@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
-from gcore_core.testing import fake
 from tests.support import runs
 
 WRITES = '''
@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Writing(fake.FakeTrainer):

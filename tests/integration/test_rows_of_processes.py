@@ -15,7 +15,7 @@ import random
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.records import Prompt
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Rows(fake.FakeDataset):

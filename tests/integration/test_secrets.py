@@ -111,7 +111,7 @@ def test_the_search_finds_a_secret_that_was_written(place: Path) -> None:
     (place / "leak.py").write_text(
         "import sys\n"
         "from gcore_core import hookimpl; from gcore_core.contract import providers as p\n"
-        "from gcore_core.testing import fake\n"
+        "from gcore_testing import fake\n"
         "class Leak(fake.FakeScorer):\n"
         "    def __init__(self, config, context):\n"
         "        super().__init__(config, context)\n"

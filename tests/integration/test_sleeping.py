@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake, fake_judge
+from gcore_testing import fake, fake_judge
 
 
 class Writes:
@@ -135,7 +135,7 @@ def gcore_trainers():
 @hookimpl
 def gcore_rewards():
     yield p.RewardProvider(
-        name="asks", summary="-", factory="gcore_core.testing.fake_judge:FakeAsker", asks=True
+        name="asks", summary="-", factory="gcore_testing.fake_judge:FakeAsker", asks=True
     )
 
 
@@ -143,7 +143,7 @@ def gcore_rewards():
 def gcore_placement_policies():
     for name in ("Turning", "InTurns"):
         yield p.PlacementProvider(
-            name=name.lower(), summary="-", factory=f"gcore_core.testing.fake_judge:{name}"
+            name=name.lower(), summary="-", factory=f"gcore_testing.fake_judge:{name}"
         )
 '''  # noqa: E501
 

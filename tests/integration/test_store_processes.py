@@ -195,11 +195,11 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
         peers=site.views[AGENT],
         factories={
             "backend": FactorySpec(
-                "gcore_core.testing.fake:FakeGenerator",
-                "gcore_core.testing.fake:FakeGeneratorConfig",
+                "gcore_testing.fake:FakeGenerator",
+                "gcore_testing.fake:FakeGeneratorConfig",
             ),
             "dataset/train": FactorySpec(
-                "gcore_core.testing.fake:FakeDataset", "gcore_core.testing.fake:FakeDataConfig"
+                "gcore_testing.fake:FakeDataset", "gcore_testing.fake:FakeDataConfig"
             ),
         },
         secret=site.secret,

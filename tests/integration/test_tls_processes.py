@@ -71,7 +71,7 @@ class Node:
         return Nothing()
 
     def worker(self) -> WorkerSpec:
-        fake = "gcore_core.testing.fake"
+        fake = "gcore_testing.fake"
         return WorkerSpec(
             role="rollout",
             rank=0,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import Contract
 
 from gcore_core.contract.factories import import_file
-from gcore_core.testing import Contract
 
 HERE = Path(__file__).parent
 FILES = sorted((HERE / "mutants").glob("*.py"))

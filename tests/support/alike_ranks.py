@@ -28,11 +28,11 @@ from gcore_offline.config import BradleyTerryConfig, DpoConfig, SftConfig
 from gcore_offline.objectives import BradleyTerry, Dpo, Sft
 from gcore_teacher.config import TOP_IDS, TOP_LOGP, JensenShannonConfig, ReverseKlConfig
 from gcore_teacher.objectives import JensenShannon, ReverseKl
+from gcore_testing.runs import run_together
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.runs import run_together
 from tests.support.language_models import make_context, make_records
 from tests.support.offline_ranks import pairs
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_language.models import load_reward_model
-
-from gcore_core.testing.runs import run_recipe
+from gcore_testing.runs import run_recipe
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 _STEPS = 4

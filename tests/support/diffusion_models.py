@@ -17,6 +17,7 @@ from gcore_diffusion.generator import DiffusionGenerator
 from gcore_diffusion.tiny import TinyConfig, TinyNet, save_tiny
 from gcore_diffusion.training import DiffusionTrainer
 from gcore_diffusion.watch import RealImages, coverage
+from gcore_testing.contracts.weights import exported, push
 
 from gcore_core.contract.algorithms import GroupScalars
 from gcore_core.contract.context import WorkerContext
@@ -24,7 +25,6 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.contracts.weights import exported, push
 
 DIGITS = 10
 GROUP = 24

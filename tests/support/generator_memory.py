@@ -15,6 +15,7 @@ from gcore_language import adapter_testing
 from gcore_language.host_memory import return_free_pages
 from gcore_language.tiny import save_tokenizer
 from gcore_language.weights import to_bytes
+from gcore_testing.contracts.weights import load
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.memory import generator_memory
@@ -22,7 +23,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gcore_core.contract.memory import WorkerShape
 from gcore_core.contract.records import WeightPlan
-from gcore_core.testing.contracts.weights import load
 from tests.support.language_models import drain, make_context, make_requests
 
 ROWS = 12

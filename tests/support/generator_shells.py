@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gcore_testing import fake
+
 from gcore_core.contract.generator import Generator
 from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.process.compute import ThreadCompute
@@ -15,7 +17,6 @@ from gcore_core.runtime.shells.sleep_note import SleepNote
 from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
-from gcore_core.testing import fake
 
 _SECRET = b"s" * 32
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from gcore_language.packing import Batch, Sample, micro_batches
 from gcore_language.training import Placed
+from gcore_testing.runs import run_together
 
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.runs import run_together
 from tests.support.language_models import Reinforce, make_context
 
 RANKS = 2

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-FAKE = REPOSITORY / "gcore_core" / "testing" / "fake.py"
+FAKE = REPOSITORY / "plugins" / "gcore-testing" / "gcore_testing" / "fake.py"
 PATIENCE_S = 120.0
 
 TROUBLE = '''
@@ -34,7 +34,7 @@ import numpy as np
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.scorer import Score
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Recording(fake.FakeTrainer):

@@ -60,7 +60,7 @@ def needs(config: SizedConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
 def gcore_trainers() -> Iterable[p.TrainerProvider]:
     yield p.TrainerProvider(
         summary="sized",
-        factory="gcore_core.testing.fake:FakeTrainer",
+        factory="gcore_testing.fake:FakeTrainer",
         config=SizedConfig,
         capabilities=frozenset({"sharding", "sleep"}),
         memory="tests.support.sized:needs",
@@ -71,7 +71,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
 def gcore_generators() -> Iterable[p.GeneratorProvider]:
     yield p.GeneratorProvider(
         summary="sized",
-        factory="gcore_core.testing.fake:FakeGenerator",
+        factory="gcore_testing.fake:FakeGenerator",
         config=SizedConfig,
         capabilities=frozenset({"abort", "logprobs", "sleep", "weights.push"}),
         memory="tests.support.sized:needs",

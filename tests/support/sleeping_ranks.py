@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from gcore_testing.runs import run_together
 
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.testing.runs import run_together
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 from tests.support.lockstep_ranks import TRAINERS
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins
 
 FAKE = """
 from gcore_core import hookimpl

@@ -114,7 +114,7 @@ def test_a_wrong_answer_names_provider_line_and_contract(
     head, place, todo = str(raised.value).splitlines()
     assert f"{kind} mine/default: " in head and problem in head
     assert place == f"  at {__file__}:{written}"
-    assert todo == f"  ask its author; its contract is gcore_core.testing.{contract}"
+    assert todo == f"  ask its author; its contract is gcore_testing.{contract}"
 
 
 @pytest.mark.parametrize("word", list(KIND))

@@ -10,6 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing import fake
+from gcore_testing.contracts.trainer import make_records
+from gcore_testing.faults import Faults
+from gcore_testing.simulation import (
+    TEACHER,
+    Outcome,
+    SimulatedJob,
+    run_virtual,
+    simulate,
+    violations,
+)
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.columns import ColumnSpec
@@ -19,17 +30,6 @@ from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import AnnotateRequest, TrainItem
 from gcore_core.runtime.shells import annotator, opened_records
 from gcore_core.runtime.shells.annotations import Annotations
-from gcore_core.testing import fake
-from gcore_core.testing.contracts.trainer import make_records
-from gcore_core.testing.faults import Faults
-from gcore_core.testing.simulation import (
-    TEACHER,
-    Outcome,
-    SimulatedJob,
-    run_virtual,
-    simulate,
-    violations,
-)
 from tests.support import runs
 
 JOB = SimulatedJob(ranks=2, prompts=4, samples=2, evaluate_prompts=2, annotators=2)
@@ -224,14 +224,14 @@ def gcore_roles():
 @hookimpl
 def gcore_annotators():
     yield p.AnnotatorProvider(
-        summary="-", factory="gcore_core.testing.fake:FakeAnnotator", config=WideConfig
+        summary="-", factory="gcore_testing.fake:FakeAnnotator", config=WideConfig
     )
 
 
 @hookimpl
 def gcore_objectives():
     yield p.ObjectiveProvider(
-        summary="-", factory="gcore_core.testing.fake:FakeObjective", config=NeedsConfig
+        summary="-", factory="gcore_testing.fake:FakeObjective", config=NeedsConfig
     )
 """
 

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 import yaml
+from gcore_testing import fake
 
 import gcore_core as gcore
 from gcore_core.api.job import _from_here, _model
@@ -35,7 +36,6 @@ from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import fake
 
 FAKE: dict[str, Any] = {
     "launcher": {"use": "core/inline"},

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
@@ -28,7 +29,6 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.asleep import SleepingGenerator
 from gcore_core.runtime.shells.generator import GeneratorShell
 from gcore_core.runtime.shells.sleep_note import SleepNote, note_path
-from gcore_core.testing import fake
 from tests.support.generator_shells import shell_around
 
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 from packaging.requirements import Requirement
 
 from gcore_core import __version__
 from gcore_core.config import catalog
 from gcore_core.contract.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 
 def one(name: str) -> catalog.Installed:

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from gcore_testing.fake import FakeTrainer, FakeTrainerConfig
+from gcore_testing.installed import InstalledPlugins
+from gcore_testing.safetensors_files import read_safetensors
 
 from gcore_core import cli
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import CheckpointError, ConfigError, DataError
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.testing.fake import FakeTrainer, FakeTrainerConfig
-from gcore_core.testing.installed import InstalledPlugins
-from gcore_core.testing.safetensors_files import read_safetensors
 
 JOB = """\
 run: {name: job}
@@ -39,7 +39,7 @@ rewards:
 @pytest.fixture
 def run(installed: InstalledPlugins, tmp_path: Path) -> Path:
     """Two checkpoints of a fake trainer; the weights of the second one are shifted by one."""
-    installed.add("letters", "from gcore_core.testing.fake import *\n")
+    installed.add("letters", "from gcore_testing.fake import *\n")
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "config.yaml").write_text(JOB)

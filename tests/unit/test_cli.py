@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
-from gcore_core.testing.installed import InstalledPlugins
+from gcore_core.config import catalog
 
 HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
 Job = Callable[..., Path]
@@ -109,7 +110,7 @@ def test_without_arguments_help_is_shown_with_the_exit_code_of_wrong_use(
 def test_the_list_shows_state_and_remarks(
     installed: InstalledPlugins, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gcore_core.testing.installed import Wheel
+    from gcore_testing.installed import Wheel
 
     installed.add("old", wheel=Wheel(requires=["gcore-core<0.1"]))
     assert cli.main(["plugins"]) == 0
@@ -251,6 +252,25 @@ def test_a_command_of_a_plugin_is_called_by_its_name(
     ]
     assert cli.main(["fake", "x"]) == 2
     assert "plugin 'fake' brings no commands." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("distribution", "command"),
+    [(name, command) for name, commands in cli.COMMANDS_OF.items() for command in commands],
+)
+def test_a_command_whose_distribution_is_not_installed_says_what_to_install(
+    distribution: str,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing = catalog.scan([])
+    monkeypatch.setattr(catalog, "scan", lambda: nothing)
+    monkeypatch.delitem(cli.VERBS, command, raising=False)
+    assert cli.main([command, "--help"]) == 3
+    facts, todo = capsys.readouterr().err.splitlines()
+    assert facts == f"g-core {command} comes with {distribution}, which is not installed."
+    assert "pip install" in todo and distribution in todo
 
 
 def test_an_unknown_verb_is_answered_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

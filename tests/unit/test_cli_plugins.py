@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import cli
 from gcore_core.config import catalog, scaffold
 from gcore_core.config.plugin_description import field_help
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 HEAD = (
     "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core.config import schema
 from gcore_core.config.plan import load_plan
@@ -21,7 +22,6 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import MISSING, JobSettings, Role
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 from tests.support import made_pages
 
 Job = Callable[..., Path]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.errors import DataError, RecordMismatch
 from gcore_core.contract.records import Prompt
 from gcore_core.run.consumed import FIRST, NEXT, ConsumedOrdinals, check_data
-from gcore_core.testing import fake
 
 
 def test_steps_that_follow_each_other_pass() -> None:

@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
 from gcore_core.cli import completion, doctor
-from gcore_core.testing.installed import InstalledPlugins
 
 BROKEN = "import jinja9\n"
 HALF = (

@@ -18,6 +18,7 @@ from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.memory import trainer_memory as of_megatron
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.memory import generator_memory as of_sglang
+from gcore_testing import fake
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.memory import trainer_memory as of_torch
 from gcore_vllm.config import VllmGeneratorConfig
@@ -28,7 +29,6 @@ from gcore_core.contract.records import TensorSpec
 from gcore_core.runtime.messages import BeginPush
 from gcore_core.runtime.process.compute import DirectCompute
 from gcore_core.runtime.push import PushMemory, PushSource
-from gcore_core.testing import fake
 from tests.support.known_models import KNOWN
 
 MODEL = next(model for model in KNOWN if model.name == "Llama-3.1-8B")

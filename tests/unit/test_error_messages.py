@@ -31,6 +31,8 @@ import pytest
 from gcore_nodes.identity import make_identity
 from gcore_nodes.joined_disks import no_directory
 from gcore_nodes.provide_files import refusal
+from gcore_testing import fake
+from gcore_testing.installed import InstalledPlugins, Wheel, empty_venv
 
 from gcore_core import cli
 from gcore_core.config import catalog, venvs
@@ -70,8 +72,6 @@ from gcore_core.runtime.shells.opened_records import check_prompts
 from gcore_core.runtime.shells.same_rows import open_row
 from gcore_core.runtime.shells.twins import check_twins
 from gcore_core.runtime.shells.weights_follower import weights_gone
-from gcore_core.testing import fake
-from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 from tests.support import api_messages, made_pages, plugin_messages
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ class World:
 
     def __init__(self, directory: Path, installed: InstalledPlugins) -> None:
         self.directory, self.installed = directory, installed
-        installed.add("fake", "from gcore_core.testing.fake import *\n")
+        installed.add("fake", "from gcore_testing.fake import *\n")
 
     def limit_in_a_thread(self) -> None:
         """Has a reward divide its work over threads, as one does that hides errors of each part."""

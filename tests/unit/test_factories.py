@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken
 from gcore_core.contract.factories import (
@@ -16,7 +17,6 @@ from gcore_core.contract.factories import (
     import_file,
     reference_to,
 )
-from gcore_core.testing.installed import InstalledPlugins
 
 
 def test_build_calls_the_factory_with_the_plugins_own_dataclass(

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.launching import Endpoint
@@ -27,7 +28,6 @@ from gcore_core.runtime.relay import Relay
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import PROGRESS_S, PROGRESS_SHARE, Call, Service
 from gcore_core.runtime.store.server import SlabService
-from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 
 class Listening:

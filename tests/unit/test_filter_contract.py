@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from gcore_core.testing import FilterContract
+from gcore_testing import FilterContract
 
 
 class TestVariedByOneReward(FilterContract):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import PlacementError
@@ -15,7 +16,6 @@ from gcore_core.run.initial_placement import Placed, place
 from gcore_core.run.jobs import Job, _last_ordinal
 from gcore_core.runtime.process.devices import share_of_cores
 from gcore_core.runtime.process.launchers import InlineLauncher
-from gcore_core.testing import fake
 
 JOB = {
     "run": {"name": "fake"},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerDied
@@ -14,7 +15,6 @@ from gcore_core.contract.records import Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.testing import fake
 from tests.support.generator_shells import shell_around
 
 LIMIT_S = 5

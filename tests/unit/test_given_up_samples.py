@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished
@@ -16,7 +17,6 @@ from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.testing import fake
 from tests.support.generator_shells import shell_around
 
 SOON_S = 5.0

@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import __version__
 from gcore_core.contract.errors import PluginIncompatible
@@ -13,7 +14,6 @@ from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.messages import Hello, Versions
 from gcore_core.runtime.process import handshake
 from gcore_core.runtime.rpc.service import Call
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 
 def side(python: str, core: str = "1.0", **plugins: str) -> Versions:

@@ -48,12 +48,6 @@ def test_lines_comments_and_tuple_assignments_are_counted(
     assert (counts.code, counts.wide) == (4, 1), "a comment is no code, however long"
 
 
-def test_the_kernel_is_the_core_without_its_test_kit(house: ModuleType) -> None:
-    names = {file.relative_to(house.CORE).parts[0] for file in house.kernel_files()}
-    assert "contract" in names
-    assert "testing" not in names
-
-
 def test_a_module_is_touched_by_an_idea_in_code_or_text(house: ModuleType, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("code.py", "text.py", "neither.py")]
     for file, text in zip(files, ["Canaries()", "# of canaries", "x = 1"], strict=True):
@@ -173,5 +167,4 @@ def test_a_kill_enters_code_that_a_calm_run_does_not(walks: ModuleType) -> None:
     killed = walks.walk_of_kill(True)
     calm = walks.walk_of_kill(False)
     assert calm.modules
-    assert not any(module.startswith("testing/") for module in killed.modules)
     assert killed.beyond(calm).functions

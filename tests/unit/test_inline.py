@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from types import NoneType
 
 import pytest
+from gcore_testing.simulation import run_virtual
 
 from gcore_core.contract.errors import ContractError, DataError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
@@ -15,7 +16,6 @@ from gcore_core.contract.records import Header
 from gcore_core.runtime.messages import ScoreRequest
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.testing.simulation import run_virtual
 
 
 def header() -> Header:

@@ -8,12 +8,12 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel, empty_venv
 
 from gcore_core import __version__, cli
 from gcore_core.config import catalog, interpreters
 from gcore_core.config.interpreters import differences, open_interpreter, unmet_needs
 from gcore_core.contract.errors import ConfigError, PluginIncompatible
-from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 SITE = f"lib/python3.{sys.version_info.minor}/site-packages"
 

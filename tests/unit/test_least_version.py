@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightsBehind, WeightsGone
@@ -19,7 +20,6 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.rpc.service import Call
 from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.testing import fake
 from tests.support.generator_shells import shell_around
 
 HELD = 4  # version of the weights that the generator holds

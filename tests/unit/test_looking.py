@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, empty_venv
 
 from gcore_core import cli
 from gcore_core.contract.looking import Look
 from gcore_core.run.looking import LOOKING, look_at
-from gcore_core.testing.installed import InstalledPlugins, empty_venv
 
 Job = Callable[..., Path]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, PlacementError
@@ -16,7 +17,6 @@ from gcore_core.contract.launching import ElasticLauncher, FoundNodes, NodeFacts
 from gcore_core.contract.placement import Device
 from gcore_core.run.initial_placement import Placed, place_on_fewer
 from gcore_core.run.machines_left import changes, place_run
-from gcore_core.testing import fake
 
 TWO = ("roles.rollout.slots=2", "roles.rollout.least=2")  # no less than two devices will do
 

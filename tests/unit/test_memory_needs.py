@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_testing import fake
 
 from gcore_core.cli import main
 from gcore_core.config.plan import load_plan
@@ -23,7 +24,6 @@ from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.memory_fit import check_memory
 from gcore_core.run.memory_needs import GIB, MemoryNeeds, Pool, _shape, memory_needs
 from gcore_core.run.step_seconds import expected_seconds
-from gcore_core.testing import fake
 from tests.support import sized
 
 JOB = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 from gcore_core.contract import engine_profiles, measurements, run_files
 from gcore_core.contract.errors import ContractError
@@ -21,7 +22,6 @@ from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import prepare_policy
 from gcore_core.runtime.worker_settings import PlacementFacts
-from gcore_core.testing.simulation import Outcome, SimulatedJob, Storm, run_virtual, simulate
 
 VARIED = "gcore_core.builtin.filters:Varied"
 JUDGED = SimulatedJob(
@@ -47,7 +47,7 @@ def test_moving_replicas_at_every_step_does_not_change_the_result(
     policy: str, storm: int, still: Outcome, tmp_path: Path
 ) -> None:
     """Whoever is asleep raises when it is asked, so routing is tested too."""
-    placement = FactorySpec(f"gcore_core.testing.fake_judge:{policy}")
+    placement = FactorySpec(f"gcore_testing.fake_judge:{policy}")
     found = run(tmp_path, storm, shards=1 + storm % 4, placement=placement, rests=storm % 2 > 0)
     assert found.logits == still.logits
     assert found.batches == still.batches

@@ -25,7 +25,7 @@ def test_an_observer_that_ends_well_between_two_looks_is_not_told_as_failed(
     spec = ObserverSpec(
         name="plain",
         directory=str(tmp_path),
-        factory=FactorySpec("gcore_core.testing.fake:FakeObserver"),
+        factory=FactorySpec("gcore_testing.fake:FakeObserver"),
         timeout_s=60.0,
     )
     observer = ObserverProcess(spec, tmp_path / "observer.log")

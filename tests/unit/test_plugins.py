@@ -3,13 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins, local_plugin
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken
 from gcore_core.contract.factories import FactorySpec, build, reference_to
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_core.testing.installed import InstalledPlugins
 
 HEAD = "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
 RUN = RunFacts(name="r", directory="/r", steps=1, config={})
@@ -388,7 +388,7 @@ def test_a_missing_project_file_is_named(tmp_path: Path) -> None:
 
 
 def test_two_plugins_in_one_module_are_refused(installed: InstalledPlugins) -> None:
-    from gcore_core.testing.installed import Wheel
+    from gcore_testing.installed import Wheel
 
     add(installed, "one", "")
     installed.add("two", HEAD, Wheel(module="gcore_one"))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
 from gcore_core.config.plan import load_plan
@@ -16,7 +17,6 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
 from gcore_core.run.make_model import make_model, models_cache
 from gcore_core.run.preflight import changed_settings, check_same, check_same_files
-from gcore_core.testing.installed import InstalledPlugins
 
 Job = Callable[..., Path]
 

@@ -95,7 +95,7 @@ def test_a_chat_must_have_as_many_image_parts_as_images(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_takes_no_images_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    from gcore_core.testing import fake
+    from gcore_testing import fake
 
     opened(tmp_path, {"prompt": "?", "pictures": ["a.png"]})
     (tmp_path / "job.yaml").write_text(json.dumps(JOB | {"local": [fake.__file__]}))
@@ -131,7 +131,7 @@ def gcore_rewards():
 def test_a_reward_that_shows_images_to_a_text_model_is_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    from gcore_core.testing import fake
+    from gcore_testing import fake
 
     opened(tmp_path, {"prompt": "?"})
     (tmp_path / "shows.py").write_text(SHOWS)

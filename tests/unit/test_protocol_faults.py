@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from gcore_core.testing.faults import FAULTS, Faults
-from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
+from gcore_testing.faults import FAULTS, Faults
+from gcore_testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
 JOB = SimulatedJob(
     replicas=3,

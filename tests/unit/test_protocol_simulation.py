@@ -11,15 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from gcore_core.builtin.filters import Varied
-from gcore_core.contract.algorithms import GroupScalars
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.order import row_of, sample_seed
-from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import fake
-from gcore_core.testing.simulation import (
+from gcore_testing import fake
+from gcore_testing.simulation import (
     MOST_TURNS,
     Deadlock,
     Outcome,
@@ -28,6 +21,13 @@ from gcore_core.testing.simulation import (
     run_virtual,
     simulate,
 )
+
+from gcore_core.builtin.filters import Varied
+from gcore_core.contract.algorithms import GroupScalars
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.order import row_of, sample_seed
+from gcore_core.contract.scorer import ScoredRecord
 
 SEEDS = 200
 RELAYS = ["relay.prepare", "relay.train"]

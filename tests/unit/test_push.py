@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from gcore_testing.simulation import TimedCompute, run_virtual
 
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import (
@@ -55,7 +56,6 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from gcore_core.testing.simulation import TimedCompute, run_virtual
 from tests.support.joined_stores import joining, of_service, sent_bytes
 from tests.support.wires import Wire, free_address
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
@@ -27,7 +28,6 @@ from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
-from gcore_core.testing import fake
 from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing.installed import InstalledPlugins
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

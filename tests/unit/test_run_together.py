@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from gcore_core.testing.runs import run_together
+from gcore_testing.runs import run_together
 
 WAITS = ["-c", "print('waiting', flush=True); import time; time.sleep(600)"]
 FAILS = ["-c", "raise SystemExit('this rank has no weights')"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from gcore_testing.safetensors_files import read_safetensors, write_safetensors
 
 from gcore_core.contract.records import TensorSpec
-from gcore_core.testing.safetensors_files import read_safetensors, write_safetensors
 
 
 def test_tensors_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:

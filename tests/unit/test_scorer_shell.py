@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gcore_testing.fake import FakeDataConfig, FakeDataset
 
 from gcore_core.contract.errors import ConfigError, DataError, RecordMismatch
 from gcore_core.contract.questions import Question
@@ -31,7 +32,6 @@ from gcore_core.runtime.shells.same_rows import prompt_digest
 from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from gcore_core.testing.fake import FakeDataConfig, FakeDataset
 
 SECRET = b"s" * 32
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gcore_testing.simulation import run_virtual
 
 from gcore_core.contract.records import Header, RecordScore
 from gcore_core.controllers.window import scoring
 from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import TRAIN, ScoreRequest
-from gcore_core.testing.simulation import run_virtual
 
 SAMPLES = 4
 

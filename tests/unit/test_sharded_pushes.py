@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
@@ -38,7 +39,6 @@ from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
-from gcore_core.testing import fake
 
 RANKS = 2
 #: A rank waits so long for another one that never comes.

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import StepReport
 from gcore_core.run import start
 from gcore_core.run.guard import Start
-from gcore_core.testing.installed import InstalledPlugins
 
 JOB = """\
 run: {name: job}
@@ -57,7 +57,7 @@ def test_what_ends_a_run_while_it_is_prepared_leaves_the_terminal_as_it_was(
     def fail(*_: object) -> None:
         raise error
 
-    installed.add("letters", "from gcore_core.testing.fake import *\n")
+    installed.add("letters", "from gcore_testing.fake import *\n")
     file = tmp_path / "job.yaml"
     file.write_text(JOB)
     monkeypatch.setattr(start.environment, "write", fail)

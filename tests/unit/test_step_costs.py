@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from gcore_testing.faults import Faults
+from gcore_testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.testing.faults import Faults
-from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 pytest.importorskip("gcore_async")
 
@@ -126,8 +126,8 @@ def test_a_kill_changes_nothing_in_what_is_trained(
     "changes",
     [
         {"rests": True},
-        {"placement": FactorySpec("gcore_core.testing.fake_judge:InTurns")},
-        {"rests": True, "placement": FactorySpec("gcore_core.testing.fake_judge:InTurns")},
+        {"placement": FactorySpec("gcore_testing.fake_judge:InTurns")},
+        {"rests": True, "placement": FactorySpec("gcore_testing.fake_judge:InTurns")},
     ],
     ids=["sleeping", "in turns", "both"],
 )

@@ -97,13 +97,13 @@ class AdaptingConfig:
 @hookimpl
 def gcore_objectives():
     yield p.ObjectiveProvider(
-        summary="-", factory="gcore_core.testing.fake:FakeObjective", config=AdaptingConfig
+        summary="-", factory="gcore_testing.fake:FakeObjective", config=AdaptingConfig
     )
 
 
 @hookimpl
 def gcore_trainers():
-    yield p.TrainerProvider(summary="-", factory="gcore_core.testing.fake:FakeTrainer")
+    yield p.TrainerProvider(summary="-", factory="gcore_testing.fake:FakeTrainer")
 """
 
 

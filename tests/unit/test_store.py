@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import xxhash
 from gcore_nodes.bulk import StoredContent
+from gcore_testing.simulation import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -32,7 +33,6 @@ from gcore_core.runtime.store import client, server
 from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
-from gcore_core.testing.simulation import run_virtual
 from tests.support.joined_stores import joining, of_service, sent_bytes
 from tests.support.wires import Wire, free_address
 

@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from gcore_nodes import identity as identity_module
 from gcore_nodes.identity import make_identity, server_context
 
 from gcore_core import __version__
@@ -264,8 +265,8 @@ def signed_by_the_run() -> bytes:
         .issuer_name(run_certificate.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(tls._VALID_FROM)
-        .not_valid_after(tls._VALID_UNTIL)
+        .not_valid_before(identity_module._VALID_FROM)
+        .not_valid_after(identity_module._VALID_UNTIL)
         .sign(run_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM

@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.launching import Endpoint
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 ECHO = Endpoint("echo", bytes, bytes)
 

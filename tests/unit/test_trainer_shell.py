@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import CheckpointError, ContractError
@@ -25,7 +26,6 @@ from gcore_core.runtime.messages import (
     TrainRequest,
 )
 from gcore_core.runtime.shells.trainer import TrainerShell
-from gcore_core.testing import fake
 
 WAIT_S = 0.1
 

@@ -138,7 +138,7 @@ def test_a_balancer_that_breaks_its_contract_is_named(balancer: Loses | TooFew) 
         f"balance.use: balancer {type(balancer).__name__}: did not put each of 18 records on one "
         "of 2 ranks.",
         f"  at {__file__}:{type(balancer).split.__code__.co_firstlineno}",
-        "  ask its author; its contract is gcore_core.testing.BalancerContract",
+        "  ask its author; its contract is gcore_testing.BalancerContract",
     ]
 
 

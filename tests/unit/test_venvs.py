@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel, empty_venv
 
 from gcore_core import __version__
 from gcore_core.config import checks, venvs
@@ -15,7 +16,6 @@ from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError, PluginIncompatible
 from gcore_core.contract.installing import install_command
-from gcore_core.testing.installed import InstalledPlugins, Wheel, empty_venv
 
 
 @pytest.fixture(autouse=True)

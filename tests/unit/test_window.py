@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
+
 from gcore_core.controllers.synchronous import SynchronousController
-from gcore_core.testing.simulation import SimulatedJob, run_virtual, simulate
 
 JOB = SimulatedJob(
     shards=1, replicas=2, ranks=2, steps=4, prompts=4, samples=2, evaluate_prompts=2, scorers=1

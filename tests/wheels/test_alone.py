@@ -200,6 +200,7 @@ CASES = (
         "advantage={use: teacher/no-reward, config: {group_size: 4}}",
         two=(POLICY, "roles.teacher.slots=2"),
     ),
+    commands("gcore-testing", ("-m", "pytest", "-q", "contract.py")),
     models("gcore-torch", two=(POLICY, ROLLOUT), is_slow=False),
     lacking(
         "gcore-trackers",

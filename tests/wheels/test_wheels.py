@@ -9,9 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.integration.test_scaffold import ANSWERS, fill_in
 
 from gcore_core.config import scaffold
-from tests.integration.test_scaffold import ANSWERS, fill_in
 from tests.support import runs
 from tests.support.wheels import (
     REPOSITORY,
@@ -46,7 +46,7 @@ def outside(tmp_path: Path) -> Path:
         run={"steps": 2},
         roles={"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
     )
-    (tmp_path / "fake.py").write_text("from gcore_core.testing.fake import *\n")
+    (tmp_path / "fake.py").write_text("from gcore_testing.fake import *\n")
     (tmp_path / "job.yaml").write_text(json.dumps({**job, "local": ["fake.py"]}))
     return tmp_path
 
@@ -158,7 +158,7 @@ def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
 def test_the_contracts_of_a_plugin_run_where_only_wheels_are(
     wheels: Path, outside: Path, tmp_path: Path
 ) -> None:
-    programs = make_venv(tmp_path / "venv", wheels, ["gcore-core[testing]", "gcore-sentinel"])
+    programs = make_venv(tmp_path / "venv", wheels, ["gcore-testing", "gcore-sentinel"])
     table = run_outside(programs / "g-core", "conformance", "sentinel", directory=outside)
     assert re.search(r"^TestPlugin +plugin +\d+ +\d+ pass", table, re.M), table
     assert not re.search(r"\d+ fail\b", table), table

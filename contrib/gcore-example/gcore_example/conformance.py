@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from gcore_testing import GeneratorContract
 
-from gcore_core.testing import GeneratorContract
 from gcore_example.letters import TENSORS
 
 

@@ -1,3 +1,3 @@
-from gcore_core.testing.conformance import contracts_of
+from gcore_testing.conformance import contracts_of
 
 globals().update(contracts_of("example"))

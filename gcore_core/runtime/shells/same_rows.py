@@ -64,7 +64,7 @@ def open_row(header: Header, dataset: Dataset, provider: str, where: str) -> Pro
             ),
             todo=(
                 "Make rows the same in every process that opens them: seed a shuffle, sort files "
-                "and sets. gcore_core.testing.DatasetContract opens a dataset twice."
+                "and sets. gcore_testing.DatasetContract opens a dataset twice."
             ),
             row=header.row,
             provider=provider,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gcore_core.testing import AdvantageContract, ScorerContract
+from gcore_testing import AdvantageContract, ScorerContract
 
 
 class TestReinforcePp(AdvantageContract):

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from gcore_core.testing import ObjectiveContract
-from gcore_core.testing.conformance import contracts_of
+from gcore_testing import ObjectiveContract
+from gcore_testing.conformance import contracts_of
 
 globals().update(contracts_of("algorithms"))
 

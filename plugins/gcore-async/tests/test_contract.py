@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gcore_core.testing import ControllerContract, PluginContract
+from gcore_testing import ControllerContract, PluginContract
 
 
 class TestPlugin(PluginContract):

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from gcore_async.config import AsyncConfig
 from gcore_async.program import AsynchronousController
+from gcore_testing.faults import FAULTS, Faults
+from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.window import Window
-from gcore_core.testing.faults import FAULTS, Faults
-from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 pytestmark = pytest.mark.rest
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.controllers.synchronous import SynchronousController as Synchronous
 from gcore_core.runtime.messages import CommitCheckpoint
-from gcore_core.testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 from tests.integration.test_resume import resume
 from tests.support import runs
 
@@ -109,7 +109,7 @@ import os, time
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Overtaken(fake.FakeGenerator):

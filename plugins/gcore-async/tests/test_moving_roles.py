@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing.faults import FAULTS, Faults
+from gcore_testing.simulation import run_virtual, simulate
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.runtime.messages import TRAIN
-from gcore_core.testing.faults import FAULTS, Faults
-from gcore_core.testing.simulation import run_virtual, simulate
 
 from .test_faults import JOB, broken_rules, program
 
@@ -30,7 +30,7 @@ MOVING = replace(
     JOB,
     replicas=3,
     judges=3,
-    placement=FactorySpec("gcore_core.testing.fake_judge:Turning"),
+    placement=FactorySpec("gcore_testing.fake_judge:Turning"),
     overlaps=True,
 )
 CALM = Faults(0, rate=0.0, kills=0.0)
@@ -106,7 +106,7 @@ def test_no_request_is_left_when_placement_decides(
 
 
 def test_a_policy_that_has_roles_take_turns_is_refused_by_name(tmp_path: Path) -> None:
-    turns = FactorySpec("gcore_core.testing.fake_judge:InTurns")
+    turns = FactorySpec("gcore_testing.fake_judge:InTurns")
     job = replace(MOVING, placement=turns)
     with pytest.raises(ContractError, match="no turn ends"):
         run_virtual(simulate(job, tmp_path / "store", CALM, program(1, 4, "wait")))

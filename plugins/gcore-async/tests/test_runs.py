@@ -163,7 +163,7 @@ import json
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 class Writes(fake.FakeTrainer):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from gcore_balance.config import CostConfig
+from gcore_testing import BalancerContract
+from gcore_testing.conformance import contracts_of
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing import BalancerContract
-from gcore_core.testing.conformance import contracts_of
 
 globals().update(contracts_of("balance"))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate
 
 COST = FactorySpec(
     "gcore_balance.balancers:Cost", "gcore_balance.config:CostConfig", {"hidden_size": 64}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import context_ranks
 
 pytestmark = pytest.mark.rest

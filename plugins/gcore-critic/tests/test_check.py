@@ -64,12 +64,20 @@ WITHOUT = {"roles": {name: role for name, role in ROLES.items() if name != "crit
         ),
         (
             ["roles.critic.use=fake"],
-            {"local": [str(Path(__file__).parents[3] / "gcore_core/testing/fake.py")]},
+            {
+                "local": [
+                    str(Path(__file__).parents[3] / "plugins/gcore-testing/gcore_testing/fake.py")
+                ]
+            },
             "roles.critic.use: fake has no value head, which roles.critic.objective ",
         ),
         (
             ["roles.policy.use=fake"],
-            {"local": [str(Path(__file__).parents[3] / "gcore_core/testing/fake.py")]},
+            {
+                "local": [
+                    str(Path(__file__).parents[3] / "plugins/gcore-testing/gcore_testing/fake.py")
+                ]
+            },
             "roles.policy.use: fake cannot compute advantages for each action, as algorithms/gae",
         ),
         (["advantage.config.kl=0.1"], {}, "advantage: requires 'ref_logp', which nothing supplies"),

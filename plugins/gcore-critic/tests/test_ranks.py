@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing.runs import run_together
 
 from gcore_core.contract.annotator import Annotates
 from gcore_core.contract.errors import ContractError
-from gcore_core.testing.runs import run_together
 from tests.support import ppo_ranks
 from tests.support.ppo_ranks import ADVANTAGE, open_role, records_of, rewards_of, with_columns
 

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from gcore_core.testing import DatasetContract
+from gcore_testing import DatasetContract
 
 
 class TestParquet(DatasetContract):

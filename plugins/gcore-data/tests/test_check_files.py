@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
-from gcore_core.testing.installed import InstalledPlugins
 
 JOB = """\
 launcher: {{use: core/inline}}
@@ -36,7 +36,7 @@ def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Told]:
         return said
 
     with InstalledPlugins(tmp_path / "plugins") as installed:
-        installed.add("letters", "from gcore_core.testing.fake import *\n")
+        installed.add("letters", "from gcore_testing.fake import *\n")
         yield check
 
 

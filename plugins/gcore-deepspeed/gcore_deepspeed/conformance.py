@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract
+from gcore_testing import TrainerContract, TrainerWithGeneratorContract
 
 #: eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients
 #: that should be zero

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import deepspeed_trainers as tools
 from tests.support import language_models as tiny
 

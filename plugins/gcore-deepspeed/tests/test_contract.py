@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from gcore_deepspeed import conformance
-
-from gcore_core.testing import PluginContract
+from gcore_testing import PluginContract
 
 
 class TestPlugin(PluginContract):

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import deepspeed_trainers as tools
 
 pytestmark = pytest.mark.engine

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.records import FINISHED, Prompt
-from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing import (
+from gcore_testing import (
     GeneratorContract,
     ScorerContract,
     TrainerContract,
     TrainerWithGeneratorContract,
 )
-from gcore_core.testing.contracts.agreement import sampled
-from gcore_core.testing.contracts.base import make
-from gcore_core.testing.contracts.generator import requests_of
+from gcore_testing.contracts.agreement import sampled
+from gcore_testing.contracts.base import make
+from gcore_testing.contracts.generator import requests_of
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import FINISHED, Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
 
 _TOKENS = "reads action_ids or prompt_ids, which a denoising record does not have"
 _PROMPTS = [Prompt(row=row, text=f"digit {row}", fields={"label": row}) for row in range(4)]

@@ -11,8 +11,7 @@ from gcore_diffusion.conformance import (
     TestTrainer,
     TestTrainerWithGenerator,
 )
-
-from gcore_core.testing import PluginContract
+from gcore_testing import PluginContract
 
 __all__ = [
     "TestBrightness",

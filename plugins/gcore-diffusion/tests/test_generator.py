@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gcore_testing.contracts.weights import push
 
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import Prompt, SampleRequest
 from gcore_core.contract.records import FAILED
-from gcore_core.testing.contracts.weights import push
 from tests.support import diffusion_models as kit
 
 
@@ -112,7 +112,7 @@ def test_a_prompt_that_cannot_be_read_fails_alone(
 
 
 def test_pushed_weights_are_used_and_fingerprinted(tiny_dir: Path, tmp_path: Path) -> None:
-    from gcore_core.testing.contracts.weights import digests, exported, perturbed
+    from gcore_testing.contracts.weights import digests, exported, perturbed
 
     generator = kit.make_generator(tiny_dir)
     before = kit.sampled(generator, kit.make_requests(1, 1))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing import fake
 
 pytestmark = pytest.mark.rest
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 
 @dataclass(frozen=True, kw_only=True)

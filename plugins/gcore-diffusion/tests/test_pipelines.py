@@ -24,11 +24,11 @@ from gcore_diffusion.checks import file_problems  # noqa: E402
 from gcore_diffusion.config import LoraSettings  # noqa: E402
 from gcore_diffusion.rows import transitions  # noqa: E402
 from gcore_diffusion.way import SeededNoise  # noqa: E402
+from gcore_testing.contracts.weights import digests, exported, push  # noqa: E402
 
 from gcore_core.contract.errors import ConfigError, DataError  # noqa: E402
 from gcore_core.contract.factories import import_attribute  # noqa: E402
 from gcore_core.contract.looking import Look  # noqa: E402
-from gcore_core.testing.contracts.weights import digests, exported, push  # noqa: E402
 from tests.support import diffusion_models as kit  # noqa: E402
 
 pytestmark = pytest.mark.rest

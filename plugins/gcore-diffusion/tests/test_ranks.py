@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gcore_testing.runs import run_together
 from safetensors.numpy import load_file, save_file
 
-from gcore_core.testing.runs import run_together
 from tests.support import diffusion_models as kit
 
 pytestmark = pytest.mark.rest

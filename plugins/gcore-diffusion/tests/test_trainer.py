@@ -17,6 +17,7 @@ from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
 from gcore_diffusion.config import NftConfig
 from gcore_diffusion.forward import Nft
 from gcore_diffusion.rows import transitions
+from gcore_testing.contracts.weights import digests, exported, largest_change, push
 
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -26,7 +27,6 @@ from gcore_core.contract.errors import (
     WeightMismatch,
 )
 from gcore_core.contract.trainer import Trainer
-from gcore_core.testing.contracts.weights import digests, exported, largest_change, push
 from tests.support import diffusion_models as kit
 
 KERNELS = [

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gcore_testing import ScorerContract
+from gcore_testing.contracts.scorer import Waited, scored_record
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import FINISHED
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class LengthJudge:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import ScorerContract
+from gcore_testing.contracts.scorer import scored_record
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import scored_record
 from gcore_human.labelling import Labelling
 from gcore_human.reward import HumanReward
 

@@ -19,12 +19,12 @@ from gcore_human.labelling import Labelling
 from gcore_human.queue import Question, Questions, labels_path, questions_path, queues_of
 from gcore_human.raters import Refusal
 from gcore_human.reward import HumanReward
+from gcore_testing.contracts.scorer import scored_record
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.testing.contracts.scorer import scored_record
 
 
 def a_record(text: str, ordinal: int = 0, prompt: str = "a question") -> ScoredRecord:

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+from gcore_testing.safetensors_files import Tensors, read_safetensors, write_safetensors
 
 from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
-from gcore_core.testing.safetensors_files import Tensors, read_safetensors, write_safetensors
 from gcore_language.adapter_books import PREFIX
 from gcore_language.model_files import weights_sha256
 

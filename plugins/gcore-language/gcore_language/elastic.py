@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from gcore_testing.runs import run_recipe, run_together
 from safetensors.numpy import load_file
 
 from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.runs import run_recipe, run_together
 from gcore_language.tiny import VOCABULARY
 
 STEPS = 5

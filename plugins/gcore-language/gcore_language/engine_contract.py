@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from gcore_testing import GeneratorContract
+from gcore_testing.contracts.base import closing, make
+from gcore_testing.safetensors_files import Tensors
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import Prompt
-from gcore_core.testing import GeneratorContract
-from gcore_core.testing.contracts.base import closing, make
-from gcore_core.testing.safetensors_files import Tensors
 
 
 class OnTinyModel(GeneratorContract):

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from gcore_testing.contracts.weights import load, push
+from gcore_testing.safetensors_files import write_safetensors
 
 from gcore_core.contract.errors import DataError, WeightMismatch
 from gcore_core.contract.records import Prompt, TensorSpec, WeightPlan
-from gcore_core.testing.contracts.weights import load, push
-from gcore_core.testing.safetensors_files import write_safetensors
 from gcore_language.images import GRID, PIXELS
 from gcore_language.testing import (
     PLACE,

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from gcore_testing.runs import run_recipe
+from gcore_testing.safetensors_files import Tensors, read_safetensors
 from msgspec import structs
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from gcore_core.contract.generator import Finished, Generator, SampleRequest
 from gcore_core.contract.records import Prompt
-from gcore_core.testing.runs import run_recipe
-from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 from gcore_language.image_requests import name_in_modules
 from gcore_language.images import Images, takes_images
 

@@ -29,6 +29,7 @@ from gcore_language.device_push import (
 )
 from gcore_language.push_group import PushGroup
 from gcore_language.testing import has_cuda, used_on_device
+from gcore_testing.push_site import PushSite, open_push_site
 
 from gcore_core.contract.errors import ConfigError, ContractError, WeightMismatch, WorkerDied
 from gcore_core.contract.factories import FactorySpec
@@ -36,7 +37,6 @@ from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.runtime.messages import PUSH_PULL, BeginPush, PullWeights
 from gcore_core.runtime.rpc.service import encode
-from gcore_core.testing.push_site import PushSite, open_push_site
 
 pytestmark = pytest.mark.rest
 

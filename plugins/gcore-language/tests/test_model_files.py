@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language.model_files import open_model_files
+from gcore_testing.safetensors_files import write_safetensors
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import TensorSpec
-from gcore_core.testing.safetensors_files import write_safetensors
 
 
 def save(

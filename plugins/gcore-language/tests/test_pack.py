@@ -176,7 +176,7 @@ def test_an_objective_that_breaks_its_contract_is_named_with_its_line(
     line = objective.loss.__code__.co_firstlineno + lines_below
     assert f"objective {objective.__name__}: {problem}" in str(raised.value)
     assert raised.value.why == f"at {__file__}:{line}"
-    assert "gcore_core.testing.ObjectiveContract" in raised.value.todo
+    assert "gcore_testing.ObjectiveContract" in raised.value.todo
     trainer.close()
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from gcore_core.testing import TrainerContract
+from gcore_testing import TrainerContract
 
 
 class OnTinyModel(TrainerContract):

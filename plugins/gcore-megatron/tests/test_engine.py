@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from gcore_megatron.config import MegatronTrainerConfig
+from gcore_testing.safetensors_files import read_safetensors
 
 from gcore_core.contract.errors import DataError
-from gcore_core.testing.safetensors_files import read_safetensors
 from tests.support import language_models as tiny
 from tests.support import megatron_trainers as tools
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import expert_ranks
 from tests.support import expert_trainers as experts
 

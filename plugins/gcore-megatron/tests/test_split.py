@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import lockstep_ranks
 from tests.support import megatron_trainers as tools
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gcore_testing import museum
+from gcore_testing.museum import Exhibit, Finding
+
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.kits.commands import print_table, run_file
-from gcore_core.testing import museum
-from gcore_core.testing.museum import Exhibit, Finding
 from gcore_museum.page import page_of
 
 JOB = Path(__file__).parent / "job.yaml"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gcore_core.testing import museum
-from gcore_core.testing.museum import KINDS, Exhibit, Finding
+from gcore_testing import museum
+from gcore_testing.museum import KINDS, Exhibit, Finding
 
 _HEAD = """\
 # The museum of silent faults

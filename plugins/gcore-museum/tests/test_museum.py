@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from gcore_museum import commands
 from gcore_museum.exhibits import ALL
+from gcore_testing import museum
+from gcore_testing.museum import Exhibit, Expected, Scene
 
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, WeightMismatch
 from gcore_core.kits.commands import run_file
-from gcore_core.testing import museum
-from gcore_core.testing.museum import Exhibit, Expected, Scene
 
 
 @pytest.mark.slow

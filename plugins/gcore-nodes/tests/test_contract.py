@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gcore_core.testing.conformance import contracts_of
+from gcore_testing.conformance import contracts_of
 
 globals().update(contracts_of("nodes"))

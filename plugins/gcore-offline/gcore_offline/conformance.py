@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.records import Prompt
-from gcore_core.testing import (
+from gcore_testing import (
     ControllerContract,
     DatasetContract,
     GeneratorContract,
     ObjectiveContract,
 )
-from gcore_core.testing.contracts.objective import LENGTHS, make_batch
+from gcore_testing.contracts.objective import LENGTHS, make_batch
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 
 # -- step programs ---------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """Every provider of the plugin holds its public contract."""
 
-from gcore_core.testing.conformance import contracts_of
+from gcore_testing.conformance import contracts_of
 
 globals().update(contracts_of("offline"))

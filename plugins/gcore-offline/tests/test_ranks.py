@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language.tiny import save_model
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import offline_ranks
 
 

@@ -16,9 +16,9 @@ from gcore_placement import gcore_check
 from gcore_placement.config import UtilisationConfig
 from gcore_placement.nvml import Nvml
 from gcore_placement.processors import Processors
+from gcore_testing import MeterContract
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing import MeterContract
 
 #: Uses one processor until it is ended; with "below", by a process below it.
 BURNS = """

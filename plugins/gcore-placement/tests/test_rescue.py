@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from gcore_placement.config import SplitConfig
 from gcore_placement.fixed import FixedSplit
+from gcore_testing.faults import Faults, MortalService
+from gcore_testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Device, Need, Window
-from gcore_core.testing.faults import Faults, MortalService
-from gcore_core.testing.simulation import Outcome, SimulatedJob, run_virtual, simulate, violations
 
 pytestmark = pytest.mark.rest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcore_core.testing import PluginContract
+from gcore_testing import PluginContract
 
 
 class TestPlugin(PluginContract):

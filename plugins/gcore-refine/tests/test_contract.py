@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from gcore_refine.config import CritiqueConfig
 from gcore_refine.critique import Critique
+from gcore_testing.conformance import contracts_of
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
-from gcore_core.testing.conformance import contracts_of
 
 globals().update(contracts_of("refine"))
 

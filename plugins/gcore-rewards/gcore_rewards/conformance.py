@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from gcore_testing import ScorerContract
+from gcore_testing.contracts.scorer import Waited, scored_record
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import Waited, scored_record
 
 
 class _Verifier(ScorerContract):

@@ -23,13 +23,13 @@ from gcore_rewards.code import CodeReward, Confinement, NotConfined
 from gcore_rewards.config import CodeConfig
 from gcore_rewards.interpreter import this_interpreter
 from gcore_rewards.patterns import Pattern
+from gcore_testing.contracts.scorer import scored_record
 
 import gcore_core
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import REWARD_FAILED
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing.contracts.scorer import scored_record
 
 pytestmark = pytest.mark.rest
 

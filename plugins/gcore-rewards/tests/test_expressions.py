@@ -19,11 +19,11 @@ import pytest
 from gcore_rewards import expressions, math_child
 from gcore_rewards.config import MathConfig
 from gcore_rewards.expressions import Comparer, MathReward, Stuck, Verdict
+from gcore_testing.contracts.scorer import scored_record
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.testing.contracts.scorer import scored_record
 
 pytest.importorskip("math_verify", reason="needs gcore-rewards[math]")
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import gcore_sentinel
 import pytest
 from gcore_sentinel.tables import find, read
+from gcore_testing import PluginContract, SentinelContract
 
 from gcore_core.contract.sentinel import SentinelContext
-from gcore_core.testing import PluginContract, SentinelContract
 
 FOLDER = Path(gcore_sentinel.__file__).parent / "tables"
 

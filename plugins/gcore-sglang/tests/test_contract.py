@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from gcore_sglang import conformance
+from gcore_testing import PluginContract, TrainerWithGeneratorContract
+from gcore_testing.contracts.base import closing, make
+from gcore_testing.contracts.weights import push, read_model
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.testing import PluginContract, TrainerWithGeneratorContract
-from gcore_core.testing.contracts.base import closing, make
-from gcore_core.testing.contracts.weights import push, read_model
 
 
 class TestPlugin(PluginContract):

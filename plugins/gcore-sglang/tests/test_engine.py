@@ -18,11 +18,11 @@ from gcore_language.engine_tests import PushTests
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
 from gcore_language.tiny import VOCABULARY
 from gcore_sglang.stepwise import held
+from gcore_testing.contracts.weights import load, push
 
 from gcore_core.contract.errors import DataError, WeightMismatch
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt, WeightPlan
-from gcore_core.testing.contracts.weights import load, push
 
 pytestmark = pytest.mark.engine
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 from gcore_sglang.stepwise import held
+from gcore_testing.contracts.weights import push, read_model
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
-from gcore_core.testing.contracts.weights import push, read_model
 from tests.support.broken_models import make_directory
 
 pytestmark = pytest.mark.engine

@@ -17,10 +17,10 @@ from gcore_language.testing import assert_agree, drain, gaps, requests_of, run, 
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
 from gcore_sglang.stepwise import held
+from gcore_testing.contracts.weights import push
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import Prompt
-from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine
 

@@ -22,14 +22,14 @@ from gcore_sglang.parts import action_versions, joined
 from gcore_sglang.pixels import PixelFiles, check_patches
 from gcore_sglang.scoring import check_scorable, scored
 from gcore_sglang.server import _cores
+from gcore_testing.installed import Wheel, empty_venv
+from gcore_testing.safetensors_files import Tensors, read_safetensors
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import ConfigError, ContractError, DataError, WorkerError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt, TensorSpec
-from gcore_core.testing.installed import Wheel, empty_venv
-from gcore_core.testing.safetensors_files import Tensors, read_safetensors
 
 KNOWN = ["attention_backend", "chunked_prefill_size", "mem_fraction_static", "port"]
 TENSORS: Tensors = [

@@ -10,9 +10,9 @@ import pytest
 from gcore_language.testing import assert_agree, gaps, requests_of, run, tensors_of
 from gcore_sglang.config import SglangGeneratorConfig
 from gcore_sglang.engine import SglangGenerator
+from gcore_testing.contracts.weights import push
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.testing.contracts.weights import push
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

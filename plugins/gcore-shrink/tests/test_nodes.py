@@ -18,9 +18,9 @@ from gcore_shrink.commands import read_job, shrink
 from gcore_shrink.config import NamespacesConfig
 from gcore_shrink.launcher import NamespacesLauncher
 from gcore_shrink.shrinking import Shrinking
+from gcore_testing import LauncherContract
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing import LauncherContract
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 LONG_S = 240.0

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from gcore_testing.simulation import VirtualLoop
+
 from gcore_core.kits.commands import load_plan, run_file
-from gcore_core.testing.simulation import VirtualLoop
 
 
 class _VirtualPolicy(asyncio.DefaultEventLoopPolicy):

@@ -8,11 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.questions import Answer, Question
-from gcore_core.contract.records import FINISHED
-from gcore_core.testing import (
+from gcore_testing import (
     DatasetContract,
     GeneratorContract,
     LauncherContract,
@@ -20,8 +16,12 @@ from gcore_core.testing import (
     TrainerContract,
     TrainerWithGeneratorContract,
 )
-from gcore_core.testing.contracts.scorer import Waited
-from gcore_core.testing.safetensors_files import Tensors
+from gcore_testing.contracts.scorer import Waited
+from gcore_testing.safetensors_files import Tensors
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import FINISHED
 from gcore_sim.policy import LETTERS, initial_table, tensors_of
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from gcore_testing.safetensors_files import write_safetensors
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import NonFiniteLoss
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.safetensors_files import write_safetensors
 from gcore_sim.clock import spend
 from gcore_sim.config import TrainerConfig
 from gcore_sim.policy import LETTERS, initial_table, table_of, tensors_of, weight_specs

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gcore_core.testing import fake
+from gcore_testing import fake
 
 JOB: dict[str, Any] = {
     "run": {"name": "sim", "steps": 1},

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from gcore_sim.clock import LoopCompute, spend
-
-from gcore_core.testing.simulation import VirtualLoop, run_virtual
+from gcore_testing.simulation import VirtualLoop, run_virtual
 
 
 def test_a_call_returns_after_its_duration_and_calls_run_one_after_another() -> None:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.factories import build
@@ -29,7 +30,6 @@ from gcore_core.runtime.messages import (
     SpawnRequest,
 )
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.testing import fake
 
 pytestmark = pytest.mark.rest
 
@@ -138,7 +138,7 @@ import sys
 from pathlib import Path
 from gcore_core import hookimpl
 from gcore_core.contract import providers
-from gcore_core.testing.fake import FakeDataConfig, FakeDataset
+from gcore_testing.fake import FakeDataConfig, FakeDataset
 
 class Broken(FakeDataset):
     def __init__(self, config):

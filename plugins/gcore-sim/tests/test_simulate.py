@@ -16,10 +16,10 @@ from gcore_placement.replay import Replay
 from gcore_sim.cluster import ORACLE, Cluster, simulate
 from gcore_sim.trying import summary
 from gcore_sim.workloads import PUBLISHED, Lengths, Published, recorded
+from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
 from gcore_core.contract.errors import DataError
-from gcore_core.testing.installed import InstalledPlugins
 
 SMALL = Cluster(devices=32, needed=16)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from gcore_testing import AnnotatorContract, ObjectiveContract
+from gcore_testing.contracts.objective import make_batch
 
 from gcore_core.contract.columns import ColumnSpec
-from gcore_core.testing import AnnotatorContract, ObjectiveContract
-from gcore_core.testing.contracts.objective import make_batch
 from gcore_teacher.config import TOP_IDS, TOP_LOGP
 
 if TYPE_CHECKING:

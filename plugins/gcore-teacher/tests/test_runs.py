@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from gcore_testing.runs import run_recipe
+from gcore_testing.safetensors_files import read_safetensors
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing.runs import run_recipe
-from gcore_core.testing.safetensors_files import read_safetensors
 from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.rest

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gcore_teacher.config import TOP_IDS, TOP_LOGP
+from gcore_testing.runs import run_together
 from transformers import AutoModelForCausalLM
 
-from gcore_core.testing.runs import run_together
 from tests.support import language_models as tiny
 from tests.support import teacher_ranks
 

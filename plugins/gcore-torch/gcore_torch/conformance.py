@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from gcore_language.tiny import save_image_model, save_model
+from gcore_testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
-from gcore_core.testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
 
 # eps about as large as gradients are: else Adam makes whole steps of the rounding of gradients that
 # should be zero

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import PluginContract
 from gcore_torch import conformance
 from gcore_torch.conformance import (
     TestLlamaGenerator,
@@ -18,8 +19,6 @@ from gcore_torch.conformance import (
     TestQwen3MoeGenerator,
     TestQwen3MoeTrainerWithGenerator,
 )
-
-from gcore_core.testing import PluginContract
 
 __all__ = [
     "TestLlamaGenerator",

@@ -15,6 +15,9 @@ from gcore_language.models import load_model
 from gcore_language.packing import Sample, steady_batches
 from gcore_language.policy import Policy, check_layouts
 from gcore_language.weights import spec_of
+from gcore_testing.contracts.weights import perturbed, push
+from gcore_testing.runs import run_together
+from gcore_testing.safetensors_files import Tensors
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.steady_decoder import columns_of
@@ -24,9 +27,6 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.contracts.weights import perturbed, push
-from gcore_core.testing.runs import run_together
-from gcore_core.testing.safetensors_files import Tensors
 from tests.support import exact_ranks
 from tests.support.language_models import drain, make_context, make_requests
 

@@ -15,6 +15,7 @@ from gcore_language.experts import refuse_experts
 from gcore_language.router_books import RouterBooks
 from gcore_language.routing import Routers, routers_of
 from gcore_language.tiny import EXPERT_CONFIGS, save_model
+from gcore_testing.runs import run_together
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.trainer import TorchTrainer
@@ -26,7 +27,6 @@ from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
 from gcore_core.contract.records import WeightPlan
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.runs import run_together
 from tests.support import expert_ranks
 from tests.support import language_models as tiny
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from gcore_language.images import GRID, PIXELS
 from gcore_language.tiny import save_image_model
+from gcore_testing.contracts.agreement import train_records
+from gcore_testing.runs import run_together
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.trainer import TorchTrainer
@@ -22,8 +24,6 @@ from transformers import AutoModelForImageTextToText
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import Prompt, WeightPlan
-from gcore_core.testing.contracts.agreement import train_records
-from gcore_core.testing.runs import run_together
 from tests.support import language_models as tiny
 
 pytestmark = pytest.mark.rest

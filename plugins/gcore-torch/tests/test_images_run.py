@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language.tiny import save_image_model, save_model
+from gcore_testing.safetensors_files import read_safetensors
 from PIL import Image
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing.safetensors_files import read_safetensors
 
 pytestmark = pytest.mark.rest
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_language.tiny import save_model
+from gcore_testing.runs import run_together
 
-from gcore_core.testing.runs import run_together
 from tests.support import layout_ranks
 
 Numbers = dict[str, Any]

@@ -14,6 +14,7 @@ import torch
 from gcore_language.lora import ADAPTER, merged, weight_of
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.model_files import weights_sha256
+from gcore_testing.contracts.weights import digests, exported, load, push
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.trainer import TorchTrainer
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM
 from gcore_core.contract.errors import ConfigError, DataError, WeightMismatch
 from gcore_core.contract.records import AdapterFacts, WeightPlan
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.testing.contracts.weights import digests, exported, load, push
 from tests.support import language_models as tiny
 
 #: float32 products in another order, through a few layers.

@@ -10,9 +10,9 @@ import torch
 from gcore_language.models import load_model
 from gcore_language.own_rows import OwnRows
 from gcore_language.tiny import CONFIGS, VOCABULARY, save_image_model, save_model
+from gcore_testing.runs import run_together
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from gcore_core.testing.runs import run_together
 from tests.support import own_rows_ranks
 
 _SIZES = {

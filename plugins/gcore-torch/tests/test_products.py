@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.models import load_model
+from gcore_testing.contracts.weights import exported, load, push
 from gcore_torch import memory, products
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.decoder import TransformersDecoder, make_decoder
@@ -19,7 +20,6 @@ from gcore_torch.products import Products
 from gcore_torch.trainer import TorchTrainer
 
 from gcore_core.contract.records import WeightPlan
-from gcore_core.testing.contracts.weights import exported, load, push
 from tests.support import language_models as tiny
 
 #: Sums of 1,024 numbers of size 1 in another order, in float32.

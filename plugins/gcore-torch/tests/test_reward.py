@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from gcore_language.tiny import CONFIGS, save_model, save_tokenizer
+from gcore_testing import ScorerContract
+from gcore_testing.contracts.scorer import scored_record
 from gcore_torch.config import TorchRewardConfig
 from gcore_torch.reward import TorchReward
 from transformers import (
@@ -23,8 +25,6 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.testing import ScorerContract
-from gcore_core.testing.contracts.scorer import scored_record
 
 CONTEXT = WorkerContext(role="scorer")
 TEXTS = ["1", "12+34", "", "7*8=56,,,,,,", "9" * 40, "1+1=2", "yn", "3-2-1-0"]

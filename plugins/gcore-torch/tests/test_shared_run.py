@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from gcore_testing.runs import run_recipe
 from safetensors.numpy import load_file
-
-from gcore_core.testing.runs import run_recipe
 
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 STEPS = 40

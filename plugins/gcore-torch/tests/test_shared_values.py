@@ -14,13 +14,13 @@ from gcore_algorithms.config import GaeConfig
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.shared_values import value_loss
+from gcore_testing.runs import run_together
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchSharedTrainer, TorchTrainer, make_trainer
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing.runs import run_together
 from tests.support import shared_value_ranks
 from tests.support.language_models import Clip, make_context, make_records
 from tests.support.value_ranks import Squares

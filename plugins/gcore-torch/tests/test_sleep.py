@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from gcore_testing.contracts.weights import perturbed, push, read_model
+from gcore_testing.safetensors_files import Tensors
 from gcore_torch.config import TorchGeneratorConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.sleeping import sums_of
@@ -15,8 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gcore_core.contract.errors import ContractError, WeightMismatch
 from gcore_core.contract.generator import Sleeps
 from gcore_core.contract.records import WeightPlan
-from gcore_core.testing.contracts.weights import perturbed, push, read_model
-from gcore_core.testing.safetensors_files import Tensors
 from tests.support import language_models as tiny
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.models import load_reward_model, load_value_model
+from gcore_testing.runs import run_together
 from transformers import AutoModelForSequenceClassification
 
 from gcore_core.contract.errors import ConfigError, ContractError, DataError
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.testing.runs import run_together
 from tests.support import value_ranks
 from tests.support.language_models import make_records
 from tests.support.value_ranks import AtTheEnd, Squares, open_trainer, weights_of

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import ObserverContract
 
 from gcore_core.contract.observer import Observer, ObserverContext
-from gcore_core.testing import ObserverContract
 
 
 class _Local(ObserverContract):

@@ -14,7 +14,7 @@ from gcore_core.config import checks
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginIncompatible
 
-FAKE = Path(__file__).parents[3] / "gcore_core/testing/fake.py"
+FAKE = Path(__file__).parents[3] / "plugins/gcore-testing/gcore_testing/fake.py"
 #: An observer whose package nobody has.
 LACKING = """
 from gcore_core import hookimpl

@@ -1,8 +1,7 @@
 """The trackers are held to what every observer must keep, against the real packages."""
 
 import pytest
-
-from gcore_core.testing.conformance import contracts_of
+from gcore_testing.conformance import contracts_of
 
 pytestmark = pytest.mark.slow  # most of it is one database of MLflow, which runs make too
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import __version__
 from gcore_core.config import venvs
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 pytestmark = pytest.mark.rest
 

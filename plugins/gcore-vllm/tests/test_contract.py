@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gcore_testing import PluginContract, TrainerWithGeneratorContract
 from gcore_vllm import conformance
-
-from gcore_core.testing import PluginContract, TrainerWithGeneratorContract
 
 
 class TestPlugin(PluginContract):

@@ -16,6 +16,8 @@ from gcore_language import testing
 from gcore_language.engine_tests import PushTests
 from gcore_language.model_files import weights_sha256
 from gcore_language.testing import assert_agree, drain, gaps, run, tensors_of
+from gcore_testing.contracts.weights import push
+from gcore_testing.safetensors_files import read_safetensors
 from gcore_vllm import ENGINES
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
@@ -24,8 +26,6 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError, WeightMismatch
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import AdapterFacts, Prompt, WeightPlan
-from gcore_core.testing.contracts.weights import push
-from gcore_core.testing.safetensors_files import read_safetensors
 from tests.support.broken_models import make_directory
 
 pytestmark = pytest.mark.engine

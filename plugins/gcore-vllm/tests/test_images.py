@@ -18,12 +18,12 @@ from gcore_language.testing import (
     run,
     tensors_of,
 )
+from gcore_testing.contracts.weights import push
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import Prompt
-from gcore_core.testing.contracts.weights import push
 
 pytestmark = pytest.mark.engine
 

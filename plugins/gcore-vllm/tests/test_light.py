@@ -12,6 +12,7 @@ from typing import Any
 
 import gcore_vllm
 import pytest
+from gcore_testing.installed import Wheel, empty_venv
 from gcore_vllm.arguments import check_engine
 from gcore_vllm.config import VllmGeneratorConfig
 from gcore_vllm.engine import VllmGenerator
@@ -20,7 +21,6 @@ from gcore_vllm.start import set_environment
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
-from gcore_core.testing.installed import Wheel, empty_venv
 
 KNOWN = [
     "block_size",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from gcore_testing import ControllerContract
+
 from gcore_core.builtin.filters import KeepAll
 from gcore_core.contract.controller import Controller
 from gcore_core.contract.launching import Peer
@@ -19,7 +21,6 @@ from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.messages import PUBLISHED, Published
 from gcore_core.runtime.rpc.retry import insist
-from gcore_core.testing import ControllerContract
 
 
 class CleanController(ControllerContract):

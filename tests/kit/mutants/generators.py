@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import xxhash
+from gcore_testing import GeneratorContract, fake
+from gcore_testing.fake import FakeGenerator, log_softmax
 
 from gcore_core.contract.columns import VERSION, Columns, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
-from gcore_core.testing import GeneratorContract, fake
-from gcore_core.testing.fake import FakeGenerator, log_softmax
 
 #: It compares each log-prob with that of the version that the record names, so many faults fail it.
 _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"

@@ -14,20 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
-
-from gcore_core.builtin.placement import Even
-from gcore_core.contract.algorithms import ActionScalars, GroupScalars, Work
-from gcore_core.contract.columns import ColumnSpec
-from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.factories import FactorySpec, reference_to
-from gcore_core.contract.launching import FoundNodes, NodeFacts, Servable, Site
-from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
-from gcore_core.contract.records import OK, Prompt
-from gcore_core.contract.sampling import Draft, DrawnSoFar
-from gcore_core.contract.scorer import Score, ScoredRecord
-from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.process.launchers import InlineLauncher
-from gcore_core.testing import (
+from gcore_testing import (
     ActionAdvantageContract,
     AdvantageContract,
     AnnotatorContract,
@@ -41,9 +28,9 @@ from gcore_core.testing import (
     ScorerContract,
     fake,
 )
-from gcore_core.testing.contracts.sampler import ROWS
-from gcore_core.testing.contracts.scorer import scored_record
-from gcore_core.testing.fake import (
+from gcore_testing.contracts.sampler import ROWS
+from gcore_testing.contracts.scorer import scored_record
+from gcore_testing.fake import (
     FakeAdvantage,
     FakeAdvantageConfig,
     FakeAnnotator,
@@ -53,6 +40,19 @@ from gcore_core.testing.fake import (
     FakeMeter,
     FakeScorer,
 )
+
+from gcore_core.builtin.placement import Even
+from gcore_core.contract.algorithms import ActionScalars, GroupScalars, Work
+from gcore_core.contract.columns import ColumnSpec
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.factories import FactorySpec, reference_to
+from gcore_core.contract.launching import FoundNodes, NodeFacts, Servable, Site
+from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
+from gcore_core.contract.records import OK, Prompt
+from gcore_core.contract.sampling import Draft, DrawnSoFar
+from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.trainer import TrainRecord
+from gcore_core.runtime.process.launchers import InlineLauncher
 
 # -- rewards ---------------------------------------------------------------------------------------
 

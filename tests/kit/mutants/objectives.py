@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
-
-from gcore_core.testing import ObjectiveContract
-from gcore_core.testing.contracts.objective import make_batch
-from gcore_core.testing.fake import FakeObjective
+from gcore_testing import ObjectiveContract
+from gcore_testing.contracts.objective import make_batch
+from gcore_testing.fake import FakeObjective
 
 Result = tuple[Any, Any, dict[str, Any]]
 

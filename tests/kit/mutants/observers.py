@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gcore_testing import ObserverContract
+from gcore_testing.fake import FakeObserver
+
 from gcore_core.contract import run_files
 from gcore_core.contract.observer import Observer, ObserverContext
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_core.testing import ObserverContract
-from gcore_core.testing.fake import FakeObserver
 
 
 class Clean(ObserverContract):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from gcore_testing import PluginContract
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core.config import catalog
-from gcore_core.testing import PluginContract
-from gcore_core.testing.installed import InstalledPlugins, Wheel
 
 ROOT = """
 from gcore_core import hookimpl

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from gcore_testing import SentinelContract
 
 from gcore_core.builtin.band import Band
 from gcore_core.contract.sentinel import Alarm, Compared, Finding, SentinelContext, Source
-from gcore_core.testing import SentinelContract
 
 
 class Counting(Band):

@@ -10,6 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import xxhash
+from gcore_testing import TrainerContract, TrainerWithGeneratorContract, fake
+from gcore_testing.contracts.trainer import SeesAges, SeesSteps
+from gcore_testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
+from gcore_testing.safetensors_files import write_safetensors
 
 from gcore_core.contract.algorithms import ActionScalars
 from gcore_core.contract.columns import Columns, action_ages
@@ -18,10 +22,6 @@ from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_core.contract.weight_transfer import Offers
-from gcore_core.testing import TrainerContract, TrainerWithGeneratorContract, fake
-from gcore_core.testing.contracts.trainer import SeesAges, SeesSteps
-from gcore_core.testing.fake import FakeGenerator, FakeTrainer, FakeTrainerConfig
-from gcore_core.testing.safetensors_files import write_safetensors
 
 
 class Clean(TrainerContract):

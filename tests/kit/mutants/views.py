@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from gcore_testing import ViewContract
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.testing import ViewContract
 
 
 class Picture:

@@ -1,3 +1,3 @@
 """Backends without a model."""
 
-from gcore_core.testing.fake import *  # noqa: F403
+from gcore_testing.fake import *  # noqa: F403

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from gcore_core.testing.museum import Exhibit
+from gcore_testing.museum import Exhibit
+
 from gcore_museum.exhibits import forward, lineage, runs, updates, weights
 
 #: All exhibits, in the order of their kinds.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from gcore_testing.museum import Exhibit, Expected, Scene
 
-from gcore_core.testing.museum import Exhibit, Expected, Scene
 from gcore_museum.exhibits.forward import _prompts
 from gcore_museum.exhibits.weights import AGAIN, GENERATOR
 

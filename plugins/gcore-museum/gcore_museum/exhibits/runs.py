@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from gcore_testing.museum import Exhibit, Expected, Scene
+
 from gcore_core.contract.records import FINISHED, TRUNCATED
-from gcore_core.testing.museum import Exhibit, Expected, Scene
 
 #: Samples of one prompt that are equal although that is all but impossible.
 TWINS = "equal samples"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gcore_core.testing.museum import Exhibit, Expected, Scene
+from gcore_testing.museum import Exhibit, Expected, Scene
+
 from gcore_museum.exhibits.weights import RESPLIT
 
 REFERENCE = "reference at the first updates"

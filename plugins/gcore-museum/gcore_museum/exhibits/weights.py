@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-
-from gcore_core.testing.museum import Exhibit, Expected, Scene
+from gcore_testing.museum import Exhibit, Expected, Scene
 
 GENERATOR = "gcore_torch.generator:TorchGenerator"
 TRAINER = "gcore_torch.engine:TorchEngine"
