@@ -2,9 +2,9 @@
 
     python benchmarks/asynchronous_emulated.py [--seeds 0 1 2] [--json] [--check]
 
-A device is one of four that make an emulated engine or a rank of the trainer (``gcore-sim``), so
-the 64 are 16 units. Everything else is real: processes, controllers, sockets, store and pushes, at
-``SCALE`` of the emulated time. Answers have a median of 1,500 tokens, a sigma of 1.4 and at most
+A device is one of four that make an emulated engine or a rank of the trainer (the plugin ``sim``),
+so the 64 are 16 units. Everything else is real: processes, controllers, sockets, store and pushes,
+at ``SCALE`` of the emulated time. Answers have a median of 1,500 tokens, a sigma of 1.4 and at most
 65,536; half of the variance is the prompt's. A step trains on 64 groups of 8. An engine takes 12 ms
 and 0.03 ms a sequence for a token; training takes 120 s on all units, and a push 5 s. Co-location
 changes roles for nothing.
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import windowed_fifo
-from gcore_sim.ahead import (
+from gcore_placement.sim.ahead import (
     AheadJob,
     AheadStep,
     GroupLengths,
@@ -49,8 +49,8 @@ from gcore_sim.ahead import (
     TrainerPace,
     simulate_ahead,
 )
-from gcore_sim.config import Drift, EngineProfile, PromptsConfig
-from gcore_sim.prompts import AnswerLengths, SimPrompts
+from gcore_placement.sim.config import Drift, EngineProfile, PromptsConfig
+from gcore_placement.sim.prompts import AnswerLengths, SimPrompts
 from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.order import row_of, sample_seed
@@ -412,7 +412,7 @@ def main() -> int:
     parser.add_argument("--virtual", action="store_true", help="on virtual time")
     add_options(parser)
     args = parser.parse_args()
-    packages = ("gcore-core", "gcore-async", "gcore-sim")
+    packages = ("gcore-core", "gcore-async", "gcore-placement")
     return publish("asynchronous_emulated", measure(args), args, packages)
 
 

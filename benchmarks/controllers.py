@@ -4,9 +4,9 @@
     [--parts PART ...] [--verl-python PYTHON]
 
 Everything of ours is ``g-core run`` with real processes, sockets, controllers, store and pushes;
-generators, trainers and judges are gcore-sim's, which take the protocol's path and spend no time
-(``time_scale: 0``). The first step of a run, which connects and warms memory, is left out; medians
-of the others, over rounds that take turns.
+generators, trainers and judges are those of the plugin sim, which take the protocol's path and
+spend no time (``time_scale: 0``). The first step of a run, which connects and warms memory, is left
+out; medians of the others, over rounds that take turns.
 
 bytes_per_record_<payload>: encoded bytes that all controllers sent and received in a step, over its
 records, each with a payload of its own. memory_<a>_over_<b>: peak resident memory of the largest
@@ -82,7 +82,7 @@ PROMPTS = 512
 SKEWED = 8
 FACTOR = 4
 PARTS = ["payloads", "sizes", "readers", "numbers", "skew", "saturation"]
-DISTRIBUTIONS = ["gcore-core", "gcore-sim", "msgspec", "numpy", "xxhash"]
+DISTRIBUTIONS = ["gcore-core", "gcore-placement", "msgspec", "numpy", "xxhash"]
 Metrics = list[dict[str, float]]  # of each step, from the state before the first one on
 
 

@@ -5,8 +5,8 @@ Supervisor, controllers, shells, drain, sleep and wake are the real ones.
     python benchmarks/placement_emulated.py [--json] [--check] [--steps 60] [--processes 2]
     [--real 12] [--keep DIR]
 
-Both roles have an engine on each of the 16 devices (``gcore-sim``: continuous batching that only
-spends time). Every record is judged by one question. In the course of the run answers grow
+Both roles have an engine on each of the 16 devices (the plugin ``sim``: continuous batching that
+only spends time). Every record is judged by one question. In the course of the run answers grow
 fourfold, verdicts shrink to a third, and the chance that a group teaches falls from 0.7 to 0.4; a
 step takes the 32 lowest groups that do, so every policy consumes the same groups. Changing roles
 takes ``SWAP_S`` seconds, 3% of a step of ``replay``. So that a long run is cheap, an engine is the
@@ -46,12 +46,12 @@ import numpy as np
 from gcore_placement import costs
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, FixedSplit
+from gcore_placement.queueing.step import Groups
 from gcore_placement.replay import Replay
+from gcore_placement.sim.cluster import ORACLE, Cluster, simulate
+from gcore_placement.sim.config import Drift, PromptsConfig
+from gcore_placement.sim.prompts import AnswerLengths, SimPrompts
 from gcore_placement.utilisation import Utilisation
-from gcore_queueing.step import Groups
-from gcore_sim.cluster import ORACLE, Cluster, simulate
-from gcore_sim.config import Drift, PromptsConfig
-from gcore_sim.prompts import AnswerLengths, SimPrompts
 from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract import run_files
@@ -419,7 +419,7 @@ def main() -> int:
         "placement_emulated",
         claims,
         args,
-        ["gcore-core", "gcore-placement", "gcore-queueing", "gcore-sim", "numba", "numpy"],
+        ["gcore-core", "gcore-placement", "numba", "numpy"],
     )
 
 

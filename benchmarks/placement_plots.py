@@ -15,10 +15,10 @@ import numpy as np
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, FixedSplit
 from gcore_placement.replay import Replay
+from gcore_placement.sim.cluster import Cluster, simulate
+from gcore_placement.sim.plot import plot
+from gcore_placement.sim.workloads import Published
 from gcore_placement.utilisation import Utilisation
-from gcore_sim.cluster import Cluster, simulate
-from gcore_sim.plot import plot
-from gcore_sim.workloads import Published
 from matplotlib import pyplot
 
 from gcore_core.contract.placement import PlacementPolicy

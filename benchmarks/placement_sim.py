@@ -15,9 +15,10 @@ below 100. 64 and 4,096 devices: fewer seeds.
 
 Model ``own``: the cluster behaves as the queueing model says that ``replay`` carries.
 
-Model ``second`` (claims that end in ``wrong_model``): it behaves as ``gcore_queueing.stepping``
-says, with the service times, stalls among them, of recorded steps of vLLM (vllm_steps.json), with
-sequences that are thrown out of a full cache and prompts that it forgets. Each term of either
+Model ``second`` (claims that end in ``wrong_model``): it behaves as
+``gcore_placement.queueing.stepping`` says, with the service times, stalls among them, of
+recorded steps of vLLM (vllm_steps.json), with sequences that are thrown out of a full cache and
+prompts that it forgets. Each term of either
 role's profile, and the size of its cache, is 30% more or 30% less than policies are told; which, a
 coin says for every seed and workload. ``replay`` is never told better, and learns a factor for each
 role from what it measures; ``replay_as_told`` does not (``correction: 0``). ``replay_fitted`` is
@@ -51,16 +52,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from gcore_balance.balancers import Cost
-from gcore_balance.config import CostConfig
+from gcore_placement.balance.balancers import Cost
+from gcore_placement.balance.config import CostConfig
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
+from gcore_placement.queueing.step import Engines, play
+from gcore_placement.queueing.stepping import slowness
 from gcore_placement.replay import Replay
+from gcore_placement.sim.cluster import ORACLE, Cluster, Row, Truth, simulate
+from gcore_placement.sim.workloads import PUBLISHED, Published
 from gcore_placement.utilisation import Utilisation
-from gcore_queueing.step import Engines, play
-from gcore_queueing.stepping import slowness
-from gcore_sim.cluster import ORACLE, Cluster, Row, Truth, simulate
-from gcore_sim.workloads import PUBLISHED, Published
 from report import Claim, add_options, interval, publish
 
 from gcore_core.contract.engine_profiles import EngineFit, Profile
@@ -425,7 +426,7 @@ def main() -> int:
         "placement_sim",
         claims,
         args,
-        ["gcore-core", "gcore-placement", "gcore-queueing", "gcore-sim", "numba", "numpy"],
+        ["gcore-core", "gcore-placement", "numba", "numpy"],
     )
 
 

@@ -26,7 +26,7 @@ sentinel: how the sequential test does in bfloat16 on torch with torch, and on v
     with all of its tokens. ``spot_check_...`` say what the trainer's log-probs in float32 would
     show that those in bfloat16 do not.
 
-museum: all exhibits of gcore-museum, each a fault that was reported in public, in a run of its own.
+museum: all exhibits of tests/museum, each a fault that was reported in public, in a run of its own.
     ``real_faults_found_within_one_step`` counts the faults whose run ended with an error of ours
     before the step after the one in which they acted first had ended, ``faults_named_share`` those
     whose error has the class and the words that the exhibit expects. ``quiet_controls`` counts the
@@ -387,7 +387,8 @@ def _delay(name: str, trials: Sequence[Any]) -> Claim:
 
 def measure_museum(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     """Plants every fault of the museum into a run of its own and counts what was said."""
-    from gcore_museum.commands import as_json, chosen, findings_of
+    sys.path.insert(0, str(ROOT))
+    from tests.museum.commands import as_json, chosen, findings_of
 
     exhibits = chosen()
     told = as_json(exhibits, findings_of(exhibits))

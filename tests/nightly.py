@@ -23,7 +23,7 @@ from tests.parts import CODE, Part, code_of  # noqa: E402
 #: The distributions that each recipe's run is made of.
 RECIPES = {
     "quickstart": ("algorithms", "sentinel", "torch"),
-    "judge": ("algorithms", "balance", "genrm", "placement", "queueing", "sentinel", "torch"),
+    "judge": ("algorithms", "placement", "rewards", "sentinel", "torch"),
     "digits": ("algorithms", "diffusion", "rewards"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
     "smollm2/length": ("algorithms", "report", "sentinel", "torch"),
@@ -87,7 +87,7 @@ PARTS = (
         name="museum",
         budget_min=5,
         command="{python} benchmarks/proved.py --parts museum --check",
-        runs=(*code_of("algorithms", "museum", "sentinel", "torch"), "benchmarks/proved.py"),
+        runs=(*code_of("algorithms", "sentinel", "torch"), "tests/museum", "benchmarks/proved.py"),
     ),
     Part(
         name="stops",

@@ -21,11 +21,8 @@ from tests.learning import BARS  # noqa: E402
 USUAL = ("algorithms", "report", "sentinel", "torch")
 #: The distributions that each recipe's run is made of beyond these.
 MORE = {
-    "smollm2/judged": ("genrm",),
+    "smollm2/judged": ("rewards",),
     "smollm2/reasoning": ("rewards",),
-    "smollm2/feedback_dpo": ("offline",),
-    "smollm2/feedback_reward_model": ("offline",),
-    "smollm2/feedback_ppo": ("critic", "offline"),
 }
 RECIPES = tuple(recipe for recipe in BARS if recipe.startswith("smollm2/"))
 PARTS = tuple(

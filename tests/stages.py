@@ -60,7 +60,9 @@ class Stage:
 ENGINES = "vllm megatron sglang deepspeed"
 #: The slowest tests are told, since a stage grows by them.
 PYTEST = "{python} -m pytest -q -n 2 --durations 20 --durations-min 5"
-IN_PROCESS = "tests/architecture tests/fuzz tests/kit tests/unit plugins"
+IN_PROCESS = (
+    "tests/architecture tests/fuzz tests/kit tests/museum tests/unit plugins contrib/gcore-migrate"
+)
 PROCESSES = "tests/gpu tests/integration tests/oracles tests/wheels"
 FIRST = (
     Stage(

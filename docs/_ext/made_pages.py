@@ -158,10 +158,10 @@ def plugin_commands() -> dict[str, tuple[str, str]]:
     A command that needs a package that is not installed here has no help.
     """
     found = {}
-    for plugin, distribution, module in plugin_modules():
+    for plugin, folder, module in plugin_modules():
         for spec in module.gcore_commands():
             name = f"g-core {plugin} {spec.name}".removesuffix(" default")
-            owner = f"[{distribution}](../../plugins/{distribution}/README.md)"
+            owner = f"[{folder.name}](../../{folder.relative_to(ROOT)}/README.md)"
             try:
                 help_text = help_by(import_attribute(spec.factory), ["--help"])
             except GcoreError:
@@ -170,15 +170,16 @@ def plugin_commands() -> dict[str, tuple[str, str]]:
     return found
 
 
-def plugin_modules() -> Iterator[tuple[str, str, Any]]:
-    """Yields name, distribution and module of each plugin of the repository that has commands."""
-    for project in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+def plugin_modules() -> Iterator[tuple[str, Path, Any]]:
+    """Yields name, folder and module of each plugin of the repository that has commands."""
+    projects = [*ROOT.glob("plugins/*/pyproject.toml"), *ROOT.glob("contrib/*/pyproject.toml")]
+    for project in sorted(projects, key=lambda project: project.parent.name):
         described = tomllib.loads(project.read_text("utf-8"))["project"]
         for plugin, name in described.get("entry-points", {}).get("gcore", {}).items():
             file = project.parent.joinpath(*name.split("."))
             source = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
             if "def gcore_commands" in source.read_text("utf-8"):
-                yield plugin, project.parent.name, importlib.import_module(name)
+                yield plugin, project.parent, importlib.import_module(name)
 
 
 def help_by(command: Callable[[list[str]], Any], words: list[str]) -> str:
@@ -220,7 +221,7 @@ def migration(words: list[str], notes: dict[str, str]) -> Iterator[str]:
 
 def museum(words: list[str], notes: dict[str, str]) -> Iterator[str]:
     """Yields the exhibits of the museum, kind by kind."""
-    exhibits = importlib.import_module("gcore_museum.exhibits").ALL
+    exhibits = importlib.import_module("tests.museum.exhibits").ALL
     for kind, title in importlib.import_module("gcore_testing.museum").KINDS.items():
         yield from (f"## {kind}: {title}", "")
         for exhibit in (one for one in exhibits if one.kind == kind):
@@ -291,7 +292,8 @@ def always_outdated(
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx when conf.py names this extension."""
-    sys.path.extend(map(str, sorted(ROOT.glob("plugins/*"))))  # of the repository, not installed
+    folders = [ROOT, *sorted(ROOT.glob("plugins/*")), *sorted(ROOT.glob("contrib/*"))]
+    sys.path.extend(map(str, folders))  # of the repository, not installed
     app.connect("builder-inited", write_readme_pages)
     app.connect("source-read", expand_source)
     app.connect("env-get-outdated", always_outdated)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config import yaml12
+from gcore_core.config.homes import home_of
 from gcore_core.config.package_folders import package_folders
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.installing import install_command
@@ -44,7 +45,7 @@ def template(algorithm: str) -> dict[str, Any]:
         f"there is no job to begin with for {algorithm!r}{did_you_mean(name, names)}.",
         where="algorithm",
         why=f"installed: {', '.join(names) or 'none'}",
-        todo=install_command("gcore-jobs")
+        todo=install_command(home_of("jobs"))
         if not names
         else "write a job of your own and run it: gcore.run(FILE)",
         choices=names,

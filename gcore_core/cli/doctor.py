@@ -175,9 +175,17 @@ def cache(about: str, variable: str, default: Path) -> Finding:
 def _plugins() -> Iterator[Finding]:
     """Yields a finding for each plugin that cannot be used, and for engines that lack something."""
     from gcore_core.config import catalog
+    from gcore_core.config.homes import leftovers, uninstall_command
     from gcore_core.config.plugins import Plugins
     from gcore_core.contract.errors import GcoreError
 
+    if old := leftovers():
+        yield Finding(
+            about="distributions of 0.2",
+            state=PROBLEM,
+            what=f"{', '.join(old)}: others have taken them in",
+            todo=uninstall_command(old),
+        )
     installed = catalog.scan()
     plugins = Plugins()
     good = []

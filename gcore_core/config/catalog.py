@@ -21,6 +21,7 @@ from functools import cached_property
 from importlib.metadata import Distribution, distributions
 
 from gcore_core import __version__
+from gcore_core.config.homes import GONE, home_of, uninstall_command
 from gcore_core.contract.errors import (
     ConfigError,
     PluginClash,
@@ -50,6 +51,7 @@ HEAVY = (
 DELETED = {
     "tree": "set sampling.use to refine, which asks again with what a reward said of an answer, or "
     "leave sampling out, and whole answers are drawn",
+    "museum": "run it in a checkout of the project: python -m tests.museum run",
 }
 _CORE_DISTRIBUTION = "gcore-core"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -149,13 +151,16 @@ class Catalog:
                 todo="unset G_CORE_PLUGINS to allow it",
             )
         if plugin.state == "clash":
+            old = [row.distribution for row in rows if row.distribution in GONE]
             raise PluginClash(
                 (
                     f"plugin {name!r} is provided by {len(rows)} distributions: "
                     f"{' and '.join(row.owner for row in rows)}."
                 ),
                 where=where,
-                todo="uninstall all but one; a name cannot be shared",
+                todo=uninstall_command(old)
+                if old
+                else "uninstall all but one; a name cannot be shared",
                 distributions=[row.distribution for row in rows],
             )
         if plugin.state == "incompatible":
@@ -338,8 +343,8 @@ def _check_pin(plugin: Installed, where: str, pin: str) -> None:
 
 def _ways_to_add(name: str) -> str:
     """Returns how to install the plugin of a name, where the core was installed from has it."""
-    distribution = f"gcore-{name}"
-    command = install_command(distribution) if is_offered(distribution) else ""
+    wanted = home_of(name)
+    command = install_command(wanted) if is_offered(wanted.partition("[")[0]) else ""
     return f"to add it: {command}" if command else "list: g-core plugins"
 
 

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcore_core.config.catalog import Catalog
+from gcore_core.config.homes import home_of
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
@@ -54,7 +55,7 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
         reason = f"auto: plugin {BY_COST} is not installed, or may not be used"
         note = (
             "records are dealt to the trainer's ranks in order, whatever they cost, since plugin "
-            f"{BY_COST} is not installed or may not be used ({install_command(f'gcore-{BY_COST}')})"
+            f"{BY_COST} is not installed or may not be used ({install_command(home_of(BY_COST))})"
         )
         return Choice(use=IN_ORDER, reason=reason, note=note)
     deterministic = bool(core["run"]["deterministic"])

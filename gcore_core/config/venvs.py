@@ -1,6 +1,6 @@
 """Finds the interpreter that ``venv:NAME`` means.
 
-A named venv is a directory below `root`, with a record in it. The plugin gcore-venv makes venvs and
+A named venv is a directory below `root`, with a record in it. The plugin venv makes venvs and
 writes their records. A record says what was requested and, once all of it is installed, what the
 venv holds.
 """
@@ -19,7 +19,7 @@ from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.installing import install_command
 
 RECORD = "g-core-venv.json"
-MAKER = "gcore-venv"  # the distribution that brings `g-core venv`
+MAKER = "gcore-tools"  # the distribution that brings `g-core venv`
 _PREFIX = "venv:"
 _NAME = re.compile(r"\w[\w.-]*")
 

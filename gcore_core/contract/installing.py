@@ -74,23 +74,27 @@ def _words(requirement: str) -> Iterator[str]:
     """Yields pip's arguments for a requirement, and for what it needs that pip would not find."""
     found = _REQUIREMENT.match(requirement)
     assert found, requirement
-    for name in _missing(found["name"]):
-        yield from install_words(name)
     extras = found["extras"].split(",") if found["extras"] else ()
+    for name in _missing(found["name"], extras):
+        yield from install_words(name)
     words = install_words(found["name"], extras, requirement[found.end() :])
     if words == (requirement,) and requirement.startswith(_OURS) and _source() is None:
         yield from ("--find-links", _WHEELS)
     yield from words
 
 
-def _missing(name: str) -> Iterator[str]:
-    """Yields what a project of the checkout requires of the others and is not installed here."""
+def _missing(name: str, extras: Sequence[str] = ()) -> Iterator[str]:
+    """Yields what a project of the checkout requires of the others and is not installed here.
+
+    extras: of the project; what they require counts.
+    """
     place = _source()
     file = _file(name, place) if place else None
     if file is None or not file.is_dir():
         return
     project = tomllib.loads((file / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for line in project["dependencies"]:
+    optional = project.get("optional-dependencies", {})
+    for line in [*project["dependencies"], *(line for e in extras for line in optional.get(e, ()))]:
         found = _REQUIREMENT.match(line)
         if found and found["name"].startswith(_OURS) and not find_installed(found["name"]):
             yield from _missing(found["name"])
@@ -116,8 +120,10 @@ def _source() -> Path | None:
 def _file(name: str, place: Path) -> Path | None:
     """Returns the folder or the wheel of a distribution in a place; None where it has none."""
     if (place / "plugins").is_dir():
-        project = place if name == _CORE else place / "plugins" / name
-        return project if (project / "pyproject.toml").is_file() else None
+        folders = (
+            (place,) if name == _CORE else (place / "plugins" / name, place / "contrib" / name)
+        )
+        return next((f for f in folders if (f / "pyproject.toml").is_file()), None)
     return max(place.glob(f"{name.replace('-', '_')}-*.whl"), default=None)
 
 

@@ -107,8 +107,8 @@ def find_recipe(named: Path | None) -> Path:
     raise ConfigError(
         f"{_FOLDER}/{RECIPE} is not here.",
         where="g-core demo",
-        why="gcore-jobs has it, and is not installed",
-        todo=f"{install_command('gcore-jobs')}, or name a file: --recipe FILE",
+        why="gcore-tools has it, and is not installed",
+        todo=f"{install_command('gcore-tools')}, or name a file: --recipe FILE",
     )
 
 

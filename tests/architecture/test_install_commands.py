@@ -16,7 +16,7 @@ from tests.support import made_pages
 ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "gcore-core": ROOT,
-    **{path.name: path for path in sorted(ROOT.glob("plugins/gcore-*"))},
+    **{file.parent.name: file.parent for file in sorted(ROOT.glob("plugins/*/pyproject.toml"))},
 }
 PAGES = [
     ROOT / "README.md",
@@ -88,7 +88,7 @@ def needed(recipe: Path) -> set[str]:
         elif key == "plugins":
             found.add(owners[value])
         elif key == "python" and value.startswith("venv:"):
-            found.add("gcore-venv")
+            found.add("gcore-tools")
     plain = {name.partition("[")[0] for name in found if "[" in name}
     return {name for name in found if name not in set_up() | plain}
 

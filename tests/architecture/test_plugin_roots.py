@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +26,23 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & set({ENGINES}
 """
 
 
-@pytest.mark.parametrize(
-    "folder", sorted(path.name for path in (ROOT / "plugins").iterdir() if path.is_dir())
-)
-def test_the_root_of_a_plugin_and_its_descriptions_import_no_engine(folder: str) -> None:
+def roots() -> Iterator[tuple[str, str]]:
+    """(folder, module) of each plugin, and of each distribution that is a library."""
+    for file in sorted((ROOT / "plugins").glob("*/pyproject.toml")):
+        folder = file.parent.name
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        plugins = project.get("entry-points", {}).get("gcore", {})
+        for module in sorted({folder.replace("-", "_"), *plugins.values()}):
+            yield folder, module
+
+
+@pytest.mark.parametrize(("folder", "module"), roots())
+def test_the_root_of_a_plugin_and_its_descriptions_import_no_engine(
+    folder: str, module: str
+) -> None:
     paths = [str(ROOT), str(ROOT / "plugins" / folder)]
     done = subprocess.run(
-        [sys.executable, "-c", DESCRIBE, folder.replace("-", "_")],
+        [sys.executable, "-c", DESCRIBE, module],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,

@@ -16,7 +16,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # where it is run as a script
 
 from tests import parts  # noqa: E402
-from tests.engines.suites import BESIDE, BESIDE_OF, ENGINES  # noqa: E402
+from tests.engines.suites import (  # noqa: E402
+    BESIDE,
+    BESIDE_OF,
+    ENGINES,
+    distribution_of,
+    tests_of,
+)
 from tests.parts import KIT, Part, code_of  # noqa: E402
 
 #: Minutes of a file where they are more than those of most.
@@ -26,12 +32,17 @@ USUAL_MIN = 10
 CONTRACTS = ("contract", "cluster")
 SUITES = "tests/engines/suites.py"
 #: What decides what is installed.
-PINS = (SUITES, "constraints.txt", "plugins/*/gcore_*/*.txt", "plugins/gcore-venv/gcore_venv")
+PINS = (
+    SUITES,
+    "constraints.txt",
+    "plugins/*/gcore_*/**/*.txt",
+    "plugins/gcore-tools/gcore_tools/venv",
+)
 
 
 def test_files(engine: str) -> list[str]:
     """Returns the files of the plugin that have tests with its real engine, from the root."""
-    files = sorted((ROOT / "plugins" / f"gcore-{engine}" / "tests").glob("test_*.py"))
+    files = sorted((ROOT / tests_of(engine)).glob("test_*.py"))
     return [
         str(file.relative_to(ROOT)) for file in files if "pytest.mark.engine" in file.read_text()
     ]
@@ -40,8 +51,8 @@ def test_files(engine: str) -> list[str]:
 def suites() -> Iterator[Part]:
     """Yields a part for each file of each engine's tests."""
     for engine in ENGINES:
-        beside = (name.removeprefix("gcore-") for name in (*BESIDE, *BESIDE_OF.get(engine, ())))
-        code = code_of(engine, *beside)
+        needed = (distribution_of(engine), *BESIDE, *BESIDE_OF.get(engine, ()))
+        code = code_of(*(name.removeprefix("gcore-") for name in needed))
         for file in test_files(engine):
             topic = Path(file).stem.removeprefix("test_")
             yield Part(
@@ -52,7 +63,7 @@ def suites() -> Iterator[Part]:
                     *code,
                     *((KIT,) if topic in CONTRACTS else ()),
                     SUITES,
-                    f"plugins/gcore-{engine}/tests",
+                    tests_of(engine),
                 ),
             )
 

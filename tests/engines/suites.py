@@ -29,12 +29,21 @@ ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
 #: itself.
 BESIDE = ("gcore-torch", "gcore-algorithms")
 #: Beyond that, what jobs of some plugins' tests and benchmarks name.
-BESIDE_OF = {
-    "deepspeed": ("gcore-critic", "gcore-offline", "gcore-teacher"),
-    "megatron": ("gcore-critic", "gcore-offline", "gcore-teacher"),
-    "ray": ("gcore-nodes", "gcore-placement", "gcore-queueing", "gcore-shrink"),
-}
+BESIDE_OF = {"ray": ("gcore-placement", "gcore-tools")}
+#: Where the plugin of an engine shares a distribution: the distribution.
+DISTRIBUTIONS = {"ray": "gcore-nodes"}
 TOOLS = ("pytest==9.2.0", "pytest-asyncio==1.5.0", "pytest-timeout==2.4.0")
+
+
+def distribution_of(engine: str) -> str:
+    """Returns the distribution that brings the engine's plugin."""
+    return DISTRIBUTIONS.get(engine, f"gcore-{engine}")
+
+
+def tests_of(engine: str) -> str:
+    """Returns the folder of the plugin's tests, from the root of the checkout."""
+    folder = f"plugins/{distribution_of(engine)}/tests"
+    return f"{folder}/{engine}" if engine in DISTRIBUTIONS else folder
 
 
 def create_venv(engine: str, *, fresh: bool) -> str:
@@ -65,7 +74,7 @@ def run_suite(
     is_alone: whether no other suite runs beside it; else what it prints is shown at its end.
     """
     marks = "engine" if slow else "engine and not slow"
-    where = files or [f"plugins/gcore-{engine}"]
+    where = files or [tests_of(engine)]
     began_s = time.perf_counter()
     done = subprocess.run(
         [
@@ -80,7 +89,7 @@ def run_suite(
         stderr=None if is_alone else subprocess.STDOUT,
     )
     took_s = time.perf_counter() - began_s
-    last = f"gcore-{engine}: exit code {done.returncode}, {took_s:.0f} s"
+    last = f"{engine}: exit code {done.returncode}, {took_s:.0f} s"
     print(f"{done.stdout or ''}{last}", flush=True)
     return done.returncode
 

@@ -31,7 +31,7 @@ def judge() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    for plugin in ("gcore_torch", "gcore_algorithms", "gcore_report", "gcore_genrm"):
+    for plugin in ("gcore_torch", "gcore_algorithms", "gcore_report", "gcore_rewards.genrm"):
         pytest.importorskip(plugin)
     return load_plan(RECIPES / "judge.yaml")
 

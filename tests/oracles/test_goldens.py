@@ -15,7 +15,7 @@ NEEDED = (
     "sklearn",
     "gcore_torch",
     "gcore_diffusion",
-    "gcore_genrm",
+    "gcore_rewards.genrm",
     "gcore_placement",
 )
 

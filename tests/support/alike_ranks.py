@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from gcore_algorithms.advantages import Gae
 from gcore_algorithms.config import GaeConfig
-from gcore_critic.config import ValueLossConfig
-from gcore_critic.loss import ValueLoss
+from gcore_algorithms.critic.config import ValueLossConfig
+from gcore_algorithms.critic.loss import ValueLoss
+from gcore_algorithms.offline.config import BradleyTerryConfig, DpoConfig, SftConfig
+from gcore_algorithms.offline.objectives import BradleyTerry, Dpo, Sft
+from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP, JensenShannonConfig, ReverseKlConfig
+from gcore_algorithms.teacher.objectives import JensenShannon, ReverseKl
 from gcore_language.elastic import Layout
 from gcore_language.tiny import VOCABULARY, save_model
 from gcore_language.value_training import ValueTraining
-from gcore_offline.config import BradleyTerryConfig, DpoConfig, SftConfig
-from gcore_offline.objectives import BradleyTerry, Dpo, Sft
-from gcore_teacher.config import TOP_IDS, TOP_LOGP, JensenShannonConfig, ReverseKlConfig
-from gcore_teacher.objectives import JensenShannon, ReverseKl
 from gcore_testing.runs import run_together
 
 from gcore_core.contract.abilities import replica_slots

@@ -1,6 +1,6 @@
 """One rank of attention that ranks share, and how far it is from torch's own, as JSON.
 
-``python -m tests.support.context_ranks RANK RANKS WORK``, by plugins/gcore-context/tests. Each rank
+``python -m tests.support.context_ranks RANK RANKS WORK``, by tests of gcore-language. Each rank
 makes the same queries, keys and values, computes its own part together with the others, and
 compares result and gradients with attention of each whole record by torch.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from gcore_context.attention import SharedRow, attend
-from gcore_context.groups import make_groups
-from gcore_context.kernels import BlockKernel, FlashKernel, Kernel
-from gcore_context.layout import Layout, shared_by_all
+from gcore_language.context.attention import SharedRow, attend
+from gcore_language.context.groups import make_groups
+from gcore_language.context.kernels import BlockKernel, FlashKernel, Kernel
+from gcore_language.context.layout import Layout, shared_by_all
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from gcore_algorithms.advantages import Gae
 from gcore_algorithms.config import GaeConfig
-from gcore_context.settings import ContextSettings
+from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.weights import from_bytes, full

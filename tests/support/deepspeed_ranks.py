@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from gcore_algorithms.config import CispoConfig, GspoConfig, PpoClipConfig
 from gcore_algorithms.objectives import Cispo, Gspo, PpoClip
-from gcore_context.settings import ContextSettings
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.trainer import DeepSpeedTrainer, DeepSpeedValueTrainer, make_trainer
+from gcore_language.context.settings import ContextSettings
 
 from gcore_core.contract.errors import NonFiniteLoss
 from tests.support.deepspeed_trainers import (

@@ -13,7 +13,7 @@ shared, as on a cluster with a shared one, but for directories that get a disk o
 Needs root, and `ip`, `tc`, `unshare` and `nsenter` (Debian: iproute2 and util-linux). It *fails*
 where these are missing: a test that is skipped proves nothing.
 
-They are those of ``g-core shrink --nodes`` (``gcore_shrink.namespaces``), which leave nothing
+They are those of ``g-core shrink --nodes`` (``gcore_tools.shrink.namespaces``), which leave nothing
 behind, also where a test is killed. What tests do to them is here: cables, disks, a shell.
 """
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from gcore_shrink.namespaces import hold, plug, run_command
+from gcore_tools.shrink.namespaces import hold, plug, run_command
 
 #: A command that runs another one on the machine of an address: ``SHELL ADDRESS COMMAND...``.
 SHELL = shlex.join([sys.executable, str(Path(__file__).with_name("remote_shell.py"))])

@@ -1,7 +1,7 @@
 """One rank that trains on pairs, sharded or alone: its weights and metrics as JSON.
 
 ``python -m tests.support.offline_ranks RANK RANKS OBJECTIVE MODEL WORK``, by test_ranks.py of
-gcore-offline. Two steps of two updates; the last of two ranks has one pair of six.
+gcore-algorithms. Two steps of two updates; the last of two ranks has one pair of six.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gcore_offline.config import BradleyTerryConfig, DpoConfig, SftConfig
-from gcore_offline.objectives import BradleyTerry, Dpo, Sft
+from gcore_algorithms.offline.config import BradleyTerryConfig, DpoConfig, SftConfig
+from gcore_algorithms.offline.objectives import BradleyTerry, Dpo, Sft
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import make_trainer
 

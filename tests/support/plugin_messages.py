@@ -32,7 +32,7 @@ def rows(world: Any, use: str, *values: object) -> None:
 
 def differing_vocabulary(world: Any) -> None:
     """A teacher whose tokenizer has another token than the policy's at one id."""
-    from gcore_teacher.checks import refusal
+    from gcore_algorithms.teacher.checks import refusal
 
     differs = "the same id 285 is 'is' in one and 'Is' in the other"
     raise DataError(refusal("teacher", differs), where="roles.teacher.model: org/teacher")

@@ -1,6 +1,6 @@
 """One rank of a critic, then of the policy that learns by its values: steps, and numbers as JSON.
 
-``python -m tests.support.ppo_ranks RANK RANKS MODEL WORK RESUME``, by tests of gcore-critic. Each
+``python -m tests.support.ppo_ranks RANK RANKS MODEL WORK RESUME``, by tests of the critic. Each
 role takes two steps, saves, then takes another from its state in RESUME. The critic leaves the
 columns that it gives of each step under WORK, where the policy finds them.
 """
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from gcore_algorithms.advantages import Gae
 from gcore_algorithms.config import GaeConfig, PpoClipConfig
+from gcore_algorithms.critic.config import ValueLossConfig
+from gcore_algorithms.critic.loss import ValueLoss
 from gcore_algorithms.objectives import PpoClip
-from gcore_critic.config import ValueLossConfig
-from gcore_critic.loss import ValueLoss
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer, make_trainer
 

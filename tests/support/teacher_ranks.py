@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gcore_teacher.annotator import FrozenModel
-from gcore_teacher.config import (
+from gcore_algorithms.teacher.annotator import FrozenModel
+from gcore_algorithms.teacher.config import (
     TOP_IDS,
     TOP_LOGP,
     FrozenModelConfig,
     JensenShannonConfig,
     ReverseKlConfig,
 )
-from gcore_teacher.objectives import JensenShannon, ReverseKl
+from gcore_algorithms.teacher.objectives import JensenShannon, ReverseKl
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from packaging.requirements import Requirement
 
 from gcore_core import __version__
 from gcore_core.config import catalog
+from gcore_core.config.homes import GONE, home_of
 from gcore_core.contract.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
+
+ROOT = Path(__file__).parents[2]
 
 
 def one(name: str) -> catalog.Installed:
@@ -53,6 +57,25 @@ def test_two_distributions_with_one_plugin_name_are_a_clash_that_names_both(
         "gcore-vllm-fork 0.1.\n"
         "  uninstall all but one; a name cannot be shared"
     )
+
+
+def test_a_distribution_of_0_2_that_is_left_over_is_to_be_uninstalled(
+    installed: InstalledPlugins,
+) -> None:
+    installed.add("sim", wheel=Wheel(distribution="gcore-sim"))
+    installed.add("sim", wheel=Wheel(distribution="gcore-placement", module="gcore_placement_sim"))
+    with pytest.raises(PluginClash, match="pip uninstall -y gcore-sim$"):
+        catalog.scan().get("sim", where="roles.rollout.use")
+
+
+def test_every_plugin_of_the_project_is_known_by_what_installs_it() -> None:
+    brought = {}
+    for file in sorted((ROOT / "plugins").glob("*/pyproject.toml")):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        for plugin in project.get("entry-points", {}).get("gcore", {}):
+            brought[plugin] = file.parent.name
+    assert {plugin: home_of(plugin).partition("[")[0] for plugin in brought} == brought
+    assert not {file.parent.name for file in (ROOT / "plugins").glob("*/pyproject.toml")} & {*GONE}
 
 
 def test_no_plugin_may_be_named_core(installed: InstalledPlugins) -> None:

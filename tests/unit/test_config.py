@@ -79,7 +79,7 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
     assert [(item["plugin"], item["distribution"]) for item in plan.lock] == [
         ("core", "gcore-core"),
         ("fake", "gcore-fake"),
-        ("balance", "gcore-balance"),
+        ("balance", "gcore-placement"),
         ("sentinel", "gcore-sentinel"),
     ]
 

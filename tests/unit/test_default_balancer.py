@@ -65,7 +65,7 @@ def test_records_are_dealt_in_order_where_the_plugin_is_not_installed_and_check_
 ) -> None:
     plan = load_plan(job(), installed=WithoutBalance())
     assert plan.provided["balance"].reference == "core/in-order"
-    command = install_command("gcore-balance")
+    command = install_command("gcore-placement")
     assert plan.notes[0].endswith(
         f"since plugin balance is not installed or may not be used ({command})"
     )

@@ -33,7 +33,7 @@ def test_without_recipes_the_distribution_that_has_them_is_named(
     assert main(["demo"]) == 2
     error = capsys.readouterr().err
     assert "recipes/quickstart.yaml is not here" in error
-    assert "gcore-jobs has it, and is not installed" in error and "--recipe FILE" in error
+    assert "gcore-tools has it, and is not installed" in error and "--recipe FILE" in error
 
 
 def test_a_checkout_is_found_from_elsewhere(

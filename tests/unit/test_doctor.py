@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gcore_testing.installed import InstalledPlugins
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import cli
 from gcore_core.cli import completion, doctor
@@ -39,6 +39,19 @@ def test_a_plugin_that_does_not_load_is_a_problem_with_its_cause(
     finding = told["plugin broken"]
     assert finding["state"] == doctor.PROBLEM
     assert "jinja9" in finding["what"] and "g-core plugins check broken" in finding["todo"]
+
+
+def test_distributions_of_0_2_that_are_left_are_to_be_uninstalled_in_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with InstalledPlugins(tmp_path / "site") as installed:
+        installed.add("old", wheel=Wheel(distribution="gcore-critic"))
+        installed.add("older", wheel=Wheel(distribution="gcore-tree"))
+        assert cli.main(["doctor", "--json"]) == 1
+    findings = {finding["about"]: finding for finding in json.loads(capsys.readouterr().out)}
+    finding = findings["distributions of 0.2"]
+    assert finding["state"] == doctor.PROBLEM
+    assert finding["todo"].endswith("-m pip uninstall -y gcore-critic gcore-tree")
 
 
 def test_an_engine_that_is_missing_is_a_note_with_the_command_that_installs_it(

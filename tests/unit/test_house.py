@@ -48,6 +48,15 @@ def test_lines_comments_and_tuple_assignments_are_counted(
     assert (counts.code, counts.wide) == (4, 1), "a comment is no code, however long"
 
 
+def test_there_are_at_most_eighteen_distributions_and_each_is_a_package(house: ModuleType) -> None:
+    (claim,) = (claim for claim in house.kernel() if claim.name == "distributions")
+    assert claim.value == len(house.packages()) <= 18
+    projects = sorted(house.ROOT.glob("plugins/*/pyproject.toml"))
+    assert [file.parent.name.replace("-", "_") for file in projects] == [
+        package.name for package in house.packages()[1:]
+    ]
+
+
 def test_a_module_is_touched_by_an_idea_in_code_or_text(house: ModuleType, tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("code.py", "text.py", "neither.py")]
     for file, text in zip(files, ["Canaries()", "# of canaries", "x = 1"], strict=True):

@@ -58,22 +58,22 @@ def test_a_distribution_of_this_checkout_is_installed_from_its_folder() -> None:
 
 def test_what_pip_would_not_find_comes_with_it(place: Any, tmp_path: Path) -> None:
     """pip looks for what a folder requires on its index, where nothing of this project is."""
-    lay(tmp_path, "gcore-queueing", requires=("numpy>=2", "gcore-core>=0.2"))
-    lay(tmp_path, "gcore-sim", requires=("gcore-core>=0.2", "gcore-queueing>=0.2", "numpy>=2"))
+    lay(tmp_path, "gcore-language", requires=("numpy>=2", "gcore-core>=0.2"))
+    lay(tmp_path, "gcore-torch", requires=("gcore-core>=0.2", "gcore-language>=0.2", "numpy>=2"))
     core = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
-    folders = [f"-e {tmp_path}/plugins/{name}" for name in ("gcore-queueing", "gcore-sim")]
+    folders = [f"-e {tmp_path}/plugins/{name}" for name in ("gcore-language", "gcore-torch")]
     place(gcore_core=core)
-    command = install_command("gcore-sim", python=PYTHON)
+    command = install_command("gcore-torch", python=PYTHON)
     assert command == f"{PYTHON} -m pip install {' '.join(folders)}"
-    place(gcore_core=core, gcore_queueing=None)
-    assert install_command("gcore-sim", python=PYTHON) == f"{PYTHON} -m pip install {folders[1]}"
+    place(gcore_core=core, gcore_language=None)
+    assert install_command("gcore-torch", python=PYTHON) == f"{PYTHON} -m pip install {folders[1]}"
 
 
 def test_a_checkout_that_was_installed_as_a_copy_is_found_too(place: Any, tmp_path: Path) -> None:
-    lay(tmp_path / "my code", "gcore-venv")
+    lay(tmp_path / "my code", "gcore-tools")
     place(gcore_core={"url": f"file://{tmp_path}/my%20code", "dir_info": {}})
-    command = f"{PYTHON} -m pip install -e '{tmp_path}/my code/plugins/gcore-venv'"
-    assert install_command("gcore-venv", python=PYTHON) == command
+    command = f"{PYTHON} -m pip install -e '{tmp_path}/my code/plugins/gcore-tools'"
+    assert install_command("gcore-tools", python=PYTHON) == command
 
 
 def test_a_wheel_is_taken_from_the_folder_in_which_the_cores_lay(
@@ -92,8 +92,8 @@ def test_a_core_that_was_installed_by_its_name_leaves_the_folder_to_the_reader(
     place: Any, core: Any
 ) -> None:
     place(**core)
-    command = f"{PYTHON} -m pip install --find-links WHEELS gcore-venv"
-    assert install_command("gcore-venv", python=PYTHON) == command
+    command = f"{PYTHON} -m pip install --find-links WHEELS gcore-tools"
+    assert install_command("gcore-tools", python=PYTHON) == command
 
 
 def test_what_is_installed_here_is_installed_elsewhere_in_the_same_way(place: Any) -> None:

@@ -45,6 +45,7 @@ class Alone:
     """What a distribution does where it is alone.
 
     name: the distribution, with its extras where what it does needs them.
+    plugin: whose job it is, where the distribution brings several; "": that of its own name.
     also: other distributions that the job names.
     job: a file of the folder ``alone``; "": it runs none.
     settings: overrides of the job.
@@ -56,6 +57,7 @@ class Alone:
     """
 
     name: str
+    plugin: str = ""
     also: tuple[str, ...] = ()
     job: str = FAKES
     settings: tuple[str, ...] = ()
@@ -66,22 +68,24 @@ class Alone:
     is_slow: bool = False
 
 
-def fakes(name: str, *settings: str, two: tuple[str, ...] = ()) -> Alone:
+def fakes(name: str, *settings: str, plugin: str = "", two: tuple[str, ...] = ()) -> Alone:
     """One whose job has no model."""
-    return Alone(name=name, settings=settings, two=two)
+    return Alone(name=name, plugin=plugin, settings=settings, two=two)
 
 
 def models(
     name: str,
     *settings: str,
+    plugin: str = "",
     two: tuple[str, ...] = (),
     commands: tuple[tuple[str, ...], ...] = (),
     is_slow: bool = True,
 ) -> Alone:
     """One whose job trains a model with torch."""
-    also = tuple(other for other in TORCH if other != name)
+    also = tuple(other for other in TORCH if other != name.partition("[")[0])
     return Alone(
         name=name,
+        plugin=plugin,
         also=also,
         job=MODELS,
         settings=settings,
@@ -91,14 +95,14 @@ def models(
     )
 
 
-def commands(name: str, *words: tuple[str, ...], is_slow: bool = False) -> Alone:
+def commands(name: str, *words: tuple[str, ...], plugin: str = "", is_slow: bool = False) -> Alone:
     """One that is used by commands, or imported."""
-    return Alone(name=name, job="", commands=words, is_slow=is_slow)
+    return Alone(name=name, plugin=plugin, job="", commands=words, is_slow=is_slow)
 
 
-def lacking(name: str, setting: str, lacks: str, *, code: int) -> Alone:
+def lacking(name: str, setting: str, lacks: str, *, plugin: str = "", code: int) -> Alone:
     """One whose engine is not installed with it."""
-    return Alone(name=name, settings=(setting,), lacks=lacks, code=code)
+    return Alone(name=name, plugin=plugin, settings=(setting,), lacks=lacks, code=code)
 
 
 def g_core(*words: str) -> tuple[str, ...]:
@@ -114,14 +118,17 @@ CASES = (
         two=(POLICY, ROLLOUT),
     ),
     models("gcore-async", "controller={use: async, config: {prompts: 4}}", two=(POLICY, ROLLOUT)),
-    fakes("gcore-balance", "balance={use: balance}", two=(POLICY,)),
-    models("gcore-context[models]", POLICY, "roles.policy.config.context={ring: 2}"),
-    commands("gcore-context", ("-c", "import gcore_context.settings")),
+    fakes("gcore-placement", "balance={use: balance}", plugin="balance", two=(POLICY,)),
     models(
-        "gcore-critic",
+        "gcore-language[models]", POLICY, "roles.policy.config.context={ring: 2}", plugin="context"
+    ),
+    commands("gcore-language", ("-c", "import gcore_language.context.settings"), plugin="context"),
+    models(
+        "gcore-algorithms",
         "advantage={use: algorithms/gae, config: {group_size: 4}}",
         "roles.critic={use: torch, config: {learning_rate: 1e-3}}",
         "plugins=[critic]",
+        plugin="critic",
         two=(POLICY, "roles.critic.slots=2"),
     ),
     fakes("gcore-data", "data={use: data/parquet, config: {path: rows.parquet}}"),
@@ -141,74 +148,90 @@ CASES = (
         is_slow=True,
     ),
     models(
-        "gcore-eval",
+        "gcore-report[eval]",
+        plugin="eval",
         commands=(g_core("eval", RUN, "--task", "tasks.py@sums", "--max-tokens", "4"),),
     ),
-    fakes("gcore-genrm", *JUDGE, two=("roles.judge.slots=2",)),
+    fakes("gcore-rewards", *JUDGE, plugin="genrm", two=("roles.judge.slots=2",)),
     Alone(
-        name="gcore-human",
+        name="gcore-rewards[human]",
+        plugin="human",
         settings=("evaluation={every: 1, show: 4}", f"evaluation.data={ROWS}"),
         commands=(("rate.py", RUN),),
     ),
-    commands("gcore-jobs", ("train.py",), is_slow=True),
+    commands("gcore-tools[jobs]", ("train.py",), plugin="jobs", is_slow=True),
     commands("gcore-language", ("-c", "import gcore_language.lora_settings")),
     lacking("gcore-megatron", "roles.policy.use=megatron", "pip install 'megatron-core", code=3),
-    commands(
-        "gcore-migrate", g_core("migrate", "trl", "trl.yaml", "--kind", "grpo", "--to", "job.yaml")
-    ),
-    commands("gcore-museum", g_core("museum", "run", "memoised-files"), is_slow=True),
     fakes(
         "gcore-nodes",
         "launcher={use: nodes/command, config: {devices: 6}}",
         "launcher.config.command=env HOST={host}",
         "launcher.config.hosts=[HERE]",
     ),
-    Alone(name="gcore-offline", also=TORCH, job="offline.yaml", two=(POLICY,), is_slow=True),
+    Alone(
+        name="gcore-algorithms",
+        plugin="offline",
+        also=("gcore-torch",),
+        job="offline.yaml",
+        two=(POLICY,),
+        is_slow=True,
+    ),
     Alone(
         name="gcore-placement",
-        also=("gcore-genrm",),
+        also=("gcore-rewards",),
         settings=(*JUDGE, "placement={use: placement/split}"),
         two=(ROLLOUT, "roles.judge.slots=2"),
     ),
-    commands("gcore-queueing", ("-c", "import gcore_queueing"), is_slow=True),
-    lacking("gcore-ray", "launcher.use=ray", "pip install 'ray", code=3),
+    commands(
+        "gcore-placement",
+        ("-c", "import gcore_placement.queueing.step"),
+        plugin="queueing",
+        is_slow=True,
+    ),
+    lacking("gcore-nodes", "launcher.use=ray", "pip install 'ray", plugin="ray", code=3),
     fakes(
-        "gcore-refine",
+        "gcore-algorithms",
         "sampling={use: refine, config: {first: 2}}",
         "advantage={use: fake, config: {group_size: 4}}",
+        plugin="refine",
         two=(ROLLOUT,),
     ),
     Alone(name="gcore-report", settings=("plugins=[report]",), commands=(g_core("report", RUN),)),
     fakes("gcore-rewards", "rewards.same={use: rewards/exact-match}"),
     fakes("gcore-sentinel", "sentinel={use: sentinel}", two=(POLICY, ROLLOUT)),
     lacking("gcore-sglang", "roles.rollout.use=sglang", "g-core venv create sglang", code=2),
-    models("gcore-shrink", commands=(g_core("shrink", MODELS, "-o", "small.yaml"),)),
+    models(
+        "gcore-tools", plugin="shrink", commands=(g_core("shrink", MODELS, "-o", "small.yaml"),)
+    ),
     fakes(
-        "gcore-sim",
+        "gcore-placement",
         "launcher={use: sim/crowd, config: {processes: 1}}",
         "data={use: sim/prompts, config: {kind: chat}}",
         "objective={use: sim}",
         "roles.policy={use: sim, config: {time_scale: 0}}",
         "roles.rollout={use: sim, config: {time_scale: 0}}",
         "rewards={judged: {use: sim/judge, config: {time_scale: 0}}}",
+        plugin="sim",
         two=(POLICY, ROLLOUT),
     ),
     models(
-        "gcore-teacher",
+        "gcore-algorithms[teacher]",
         f"roles.teacher={{use: teacher, model: {MODEL}, config: {{top_k: 4}}}}",
         "objective={use: teacher/jsd, config: {beta: 0.5}}",
         "advantage={use: teacher/no-reward, config: {group_size: 4}}",
+        plugin="teacher",
         two=(POLICY, "roles.teacher.slots=2"),
     ),
     commands("gcore-testing", ("-m", "pytest", "-q", "contract.py")),
     models("gcore-torch", two=(POLICY, ROLLOUT), is_slow=False),
     lacking(
-        "gcore-trackers",
+        "gcore-report",
         "observers.tracked={use: trackers/mlflow, config: {project: alone}}",
         "mlflow",
+        plugin="trackers",
         code=2,
     ),
-    commands("gcore-venv", g_core("venv", "list")),
+    commands("gcore-tools", g_core("venv", "list"), plugin="venv"),
     lacking("gcore-vllm", "roles.rollout.use=vllm", "g-core venv create vllm", code=2),
 )
 
@@ -234,7 +257,10 @@ def here() -> str:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.is_slow) for case in CASES],
+    [
+        pytest.param(case, id=case.plugin or case.name, marks=[pytest.mark.slow] * case.is_slow)
+        for case in CASES
+    ],
 )
 def test_a_distribution_runs_with_what_it_declares(
     case: Alone, wheels: Path, folder: Path, tmp_path: Path

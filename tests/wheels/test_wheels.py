@@ -35,7 +35,7 @@ def programs(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in lines
         if not line.startswith(("#", "-c"))
     ]
-    assert len(names) == 10 and "gcore-torch" in names
+    assert len(names) == 9 and "gcore-torch" in names
     return make_venv(tmp_path_factory.mktemp("venv"), wheels, names)
 
 
@@ -68,15 +68,15 @@ def test_every_distribution_has_a_wheel_with_all_files_of_its_package(
 
 
 def test_the_recipes_are_in_a_wheel(wheels: Path) -> None:
-    held = set(zipfile.ZipFile(wheel_of("gcore-jobs", wheels)).namelist())
+    held = set(zipfile.ZipFile(wheel_of("gcore-tools", wheels)).namelist())
     recipes = REPOSITORY / "recipes"
     committed = {
-        f"gcore_jobs/recipes/{file.relative_to(recipes)}"
+        f"gcore_tools/jobs/recipes/{file.relative_to(recipes)}"
         for file in recipes.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
     assert len(committed) > 25
-    assert {name for name in held if name.startswith("gcore_jobs/recipes/")} == committed
+    assert {name for name in held if name.startswith("gcore_tools/jobs/recipes/")} == committed
 
 
 def test_no_wheel_holds_tests(wheels: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gcore_context.settings import problems as context_problems
+from gcore_language.context.settings import problems as context_problems
 from gcore_language.lora_settings import is_of, problems
 
 from gcore_core import hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gcore_context.settings import ContextSettings
+from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import require
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from gcore_context.policy import SharedPolicy, SharedValueModel
-from gcore_context.sharing import make_sharing
 from gcore_language.bed import Bed, held_bytes
+from gcore_language.context.policy import SharedPolicy, SharedValueModel
+from gcore_language.context.sharing import make_sharing
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import refuse_experts
 from gcore_language.host_memory import return_free_pages

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from gcore_context.settings import ContextSettings
 from gcore_deepspeed.arguments import check_engine, deepspeed_config, problems
 from gcore_deepspeed.config import DeepSpeedTrainerConfig
+from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 
 from gcore_core.contract.errors import CheckpointError, ConfigError

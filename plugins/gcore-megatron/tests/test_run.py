@@ -55,7 +55,7 @@ def test_megatron_continues_a_run_started_by_torch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_critic_trains_beside_the_policy_in_a_run(tmp_path: Path) -> None:
     """Both by tensor parallelism, on two slots each."""
-    pytest.importorskip("gcore_critic")
+    pytest.importorskip("gcore_algorithms.critic")
     from tests.support.critic_runs import assert_a_critic_trains
 
     overrides = ["roles.policy.config.tensor_parallel=2", "roles.critic.config.tensor_parallel=2"]

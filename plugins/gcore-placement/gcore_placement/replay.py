@@ -45,7 +45,7 @@ class Replay(Rescue):
     def prepare(self, window: Window) -> None:
         """Has the model of the cluster compiled, where there will be something to replay."""
         if find_pool(window) is not None:
-            from gcore_queueing.step import compile_play
+            from gcore_placement.queueing.step import compile_play
 
             compile_play()
 

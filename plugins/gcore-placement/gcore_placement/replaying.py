@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gcore_queueing.step import Engines, Groups, Played, coresident, play
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Requests
@@ -16,6 +15,7 @@ from gcore_core.controllers.keep_rate import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
 from gcore_placement.modes import Mode, Profiles
+from gcore_placement.queueing.step import Engines, Groups, Played, coresident, play
 
 #: Largest factor by which engines may be slower, or faster.
 _FURTHEST = 10.0

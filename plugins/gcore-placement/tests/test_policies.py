@@ -11,11 +11,11 @@ import pytest
 from gcore_placement.cells import Split, find_pool
 from gcore_placement.config import ReplayConfig, SplitConfig, UtilisationConfig
 from gcore_placement.fixed import Colocated, Coresident, FixedSplit
+from gcore_placement.queueing import events
+from gcore_placement.queueing.step import Engines, play
 from gcore_placement.replay import Replay
 from gcore_placement.replaying import as_groups, slower
 from gcore_placement.utilisation import Utilisation
-from gcore_queueing import events
-from gcore_queueing.step import Engines, play
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import ConfigError, PlacementError

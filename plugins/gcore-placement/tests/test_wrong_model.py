@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from gcore_placement import replaying
 from gcore_placement.config import ReplayConfig
+from gcore_placement.queueing.step import Engines
 from gcore_placement.replay import Replay
-from gcore_queueing.step import Engines
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Outcome, Requests

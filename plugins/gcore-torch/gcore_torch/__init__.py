@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gcore_context.settings import problems as context_problems
+from gcore_language.context.settings import problems as context_problems
 from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gcore_context.settings import ContextSettings
+from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import AUTO, GeneratorSettings, check_threads, require
 from gcore_language.shared_settings import ValueHeadSettings

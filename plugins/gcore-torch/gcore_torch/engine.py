@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from gcore_context.sharing import make_sharing
 from gcore_language.alignment import align
 from gcore_language.bed import Bed, held_bytes
+from gcore_language.context.sharing import make_sharing
 from gcore_language.cuts import cut_twice, rows_of_rank
 from gcore_language.device_clock import DeviceClock
 from gcore_language.experts import FAMILIES, CheckpointTensors, cut, expert_names

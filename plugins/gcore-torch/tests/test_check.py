@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gcore_context.settings import ContextSettings
+from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.twins import twin_of_role

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gcore_context.settings import ContextSettings
+from gcore_language.context.settings import ContextSettings
 from gcore_language.models import load_model
 from gcore_torch import compiling
 from gcore_torch.compiling import compile_layers

@@ -1,0 +1,65 @@
+"""Says which distribution brings a plugin, and which distributions others have taken in."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from gcore_core.contract.installing import find_installed
+
+#: Name of a plugin of this project -> what to install for it, where that is not ``gcore-<name>``.
+HOMES = {
+    "balance": "gcore-placement",
+    "critic": "gcore-algorithms",
+    "eval": "gcore-report[eval]",
+    "genrm": "gcore-rewards",
+    "human": "gcore-rewards[human]",
+    "jobs": "gcore-tools[jobs]",
+    "offline": "gcore-algorithms",
+    "ray": "gcore-nodes",
+    "recipes": "gcore-tools",
+    "refine": "gcore-algorithms",
+    "shrink": "gcore-tools",
+    "sim": "gcore-placement",
+    "simulate": "gcore-placement",
+    "teacher": "gcore-algorithms",
+    "trackers": "gcore-report",
+    "venv": "gcore-tools",
+    "watch": "gcore-report",
+}
+#: Distributions of 0.2 that 0.3 no longer has. One that is still installed provides a plugin twice.
+GONE = (
+    "gcore-balance",
+    "gcore-context",
+    "gcore-critic",
+    "gcore-eval",
+    "gcore-genrm",
+    "gcore-human",
+    "gcore-jobs",
+    "gcore-museum",
+    "gcore-offline",
+    "gcore-queueing",
+    "gcore-ray",
+    "gcore-refine",
+    "gcore-shrink",
+    "gcore-sim",
+    "gcore-teacher",
+    "gcore-trackers",
+    "gcore-tree",
+    "gcore-venv",
+)
+
+
+def home_of(plugin: str) -> str:
+    """Returns what to install for a plugin: a distribution, with its extras."""
+    return HOMES.get(plugin, f"gcore-{plugin}")
+
+
+def leftovers() -> list[str]:
+    """Returns the distributions of 0.2 that are still installed and that 0.3 no longer has."""
+    return [name for name in GONE if find_installed(name) is not None]
+
+
+def uninstall_command(names: list[str]) -> str:
+    """Returns the command that removes distributions from this interpreter."""
+    return shlex.join([sys.executable, "-m", "pip", "uninstall", "-y", *names])
