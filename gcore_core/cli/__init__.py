@@ -22,8 +22,7 @@ VERBS = {
     "check": "resolve and check a YAML file without starting anything",
     "plan": "say what a job needs on each device, before anything starts",
     "config": "print the resolved configuration, or why a key has its value",
-    "plugins": "list, show and check plugins, or begin a new one",
-    "conformance": "hold a plugin to the contracts of what it provides",
+    "plugins": "list, show and check plugins",
     "diff": "say where two runs part, and why",
     "trace": "sum up a run's trace, or write it as a timeline",
     "logs": "print the logs of a run's processes, also while it goes on",
@@ -139,11 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     from gcore_core import __version__
 
     verbs = "\n".join(f"  {name:<11} {summary}" for name, summary in VERBS.items())
+    others = "\n".join(f"  {name:<15} {', '.join(words)}" for name, words in COMMANDS_OF.items())
     parser = argparse.ArgumentParser(
         prog="g-core",
         usage="g-core [--no-plugins] VERB ...",
         description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
-        f"verbs (each has its own --help):\n{verbs}",
+        f"verbs (each has its own --help):\n{verbs}\n\n"
+        f"verbs of other distributions, where these are installed:\n{others}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

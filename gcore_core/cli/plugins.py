@@ -1,11 +1,10 @@
-"""``g-core plugins``: lists, shows and checks plugins, and begins a new one.
+"""``g-core plugins``: lists, shows and checks plugins.
 
 list: what is installed; reads metadata alone.
 show: what one plugin offers; imports it.
 check: whether a plugin works; imports it in a process of its own, so that a broken one hurts
     nobody. ``python -m gcore_core.cli.plugins NAME`` is that process; its last line of output is
     its ``Report`` as JSON.
-new: writes the distribution of a new plugin.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gcore_core.config import catalog
@@ -26,35 +24,28 @@ if TYPE_CHECKING:
     from gcore_core.config.plugins import Provided
 
 TIMEOUT_S = 120.0
-KINDS = (
-    "generator, trainer, annotator, role, reward, placement, balancer, advantage, objective, "
-    "launcher, observer, hooks, controller, dataset, filter, sampler, sentinel, command, view"
-)
 #: What a list does not know; aside, so that whoever reads the table gets the table.
 _NOT_IMPORTED = (
     "no plugin was imported: a state is what metadata says; to try them: g-core plugins check"
 )
-_EPILOG = f"""\
+_EPILOG = """\
 actions:
   list         every plugin with its state; --python: of another interpreter
   show NAME    providers, capabilities, settings, engine requirements
   check [NAME] import it, in a process of its own, and say what is wrong; without NAME: every plugin
-  new NAME     write a distribution to begin with, with a test that fails until its marked lines are filled in
 
-kinds of a new plugin: {KINDS},
-or PLUGIN/KIND for a template that another plugin brings
+to begin a plugin: g-core new
 
 examples:
   g-core plugins
   g-core plugins list --json --python envs/vllm/bin/python
   g-core plugins show core
   g-core plugins check torch
-  g-core plugins new mine --kind balancer --to gcore-mine
-"""  # noqa: E501
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = ["list", "show", "check", "new"]
+    actions = ["list", "show", "check"]
     parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a plugin, or a project's own file (mine.py)"
@@ -64,10 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--python",
         metavar="PATH",
         help="the interpreter that is meant; default: this one",
-    )
-    parser.add_argument("--kind", metavar="KIND", help="new: what it provides")
-    parser.add_argument(
-        "--to", type=Path, metavar="DIR", help="new: where it is written; default: gcore-NAME"
     )
     parser.epilog = _EPILOG
 
@@ -92,12 +79,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.name:
         where = f"g-core plugins {args.action}"
         raise ConfigError("the name of a plugin is missing.", where=where, todo=f"{where} NAME")
-    if args.action == "new":
-        from gcore_core.config.scaffold import write
-
-        distribution = write(args.name, args.kind or "", args.to)
-        print(distribution.next_steps)
-        return 0
     return _show(args.name, args.python, args.json)
 
 

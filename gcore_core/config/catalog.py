@@ -299,7 +299,7 @@ def _compatibility(requirements: Sequence[str], core_version: str) -> tuple[str,
 
 
 def usual_requirement(core_version: str) -> str:
-    """Returns the requirement that `g-core plugins new` writes.
+    """Returns the requirement that `g-core new` writes.
 
     It admits this minor version of the core, and no later one.
     """

@@ -119,8 +119,8 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
 def test_a_requirement_that_admits_this_core_is_ok(
     installed: InstalledPlugins, requires: str
 ) -> None:
-    installed.add("new", wheel=Wheel(requires=[requires]))
-    assert one("new").state == "ok"
+    installed.add("fresh", wheel=Wheel(requires=[requires]))
+    assert one("fresh").state == "ok"
 
 
 def test_requirements_of_new_plugins_are_known_to_admit_this_core(

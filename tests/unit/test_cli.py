@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from gcore_testing.installed import InstalledPlugins
 from gcore_core import cli
 from gcore_core.config import catalog
 
+REPOSITORY = Path(__file__).parents[2]
 HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
 Job = Callable[..., Path]
 
@@ -271,6 +273,15 @@ def test_a_command_whose_distribution_is_not_installed_says_what_to_install(
     facts, todo = capsys.readouterr().err.splitlines()
     assert facts == f"g-core {command} comes with {distribution}, which is not installed."
     assert "pip install" in todo and distribution in todo
+
+
+@pytest.mark.parametrize("distribution", cli.COMMANDS_OF)
+def test_a_distribution_brings_the_commands_that_are_said_to_be_its(distribution: str) -> None:
+    commands = set(cli.COMMANDS_OF[distribution]) - set(cli.VERBS)
+    project = REPOSITORY / "plugins" / distribution / "pyproject.toml"
+    facts = tomllib.loads(project.read_text()) if commands else {"project": {}}
+    plugins = facts["project"].get("entry-points", {}).get("gcore", {})
+    assert commands <= set(plugins)
 
 
 def test_an_unknown_verb_is_answered_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

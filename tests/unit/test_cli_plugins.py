@@ -1,4 +1,4 @@
-"""``g-core plugins`` and what selects plugins: show, check, new, --no-plugins."""
+"""``g-core plugins`` and what selects plugins: show, check, --no-plugins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import cli
-from gcore_core.config import catalog, scaffold
 from gcore_core.config.plugin_description import field_help
 
 HEAD = (
@@ -253,12 +252,12 @@ def test_check_reports_what_nobody_has_written_also_where_the_engine_is_missing(
     for claims, methods in (("", ["step"]), ("'abort'", ["step", "abort"])):
         hook = (
             "@hookimpl\ndef gcore_generators():\n    yield p.GeneratorProvider(summary='', "
-            f"factory='gcore_new_parts:Engine', needs={needs}, "
+            f"factory='gcore_fresh_parts:Engine', needs={needs}, "
             f"capabilities=frozenset([{claims}]))"
         )
-        path.add("new", HEAD + hook, files={"gcore_new_parts.py": UNWRITTEN})
-        assert cli.main(["plugins", "check", "new"]) == 3
-        file = path.directory / "gcore_new_parts.py"
+        path.add("fresh", HEAD + hook, files={"gcore_fresh_parts.py": UNWRITTEN})
+        assert cli.main(["plugins", "check", "fresh"]) == 3
+        file = path.directory / "gcore_fresh_parts.py"
         lines = UNWRITTEN.splitlines()
         places = [(f"def {name}(self, ", f"Engine.{name}") for name in methods]
         places.append(("def helper(", "helper"))
@@ -325,107 +324,3 @@ def test_a_missing_name_and_an_unknown_action_are_refused(
     with pytest.raises(SystemExit) as caught:
         cli.main(["plugins", "shwo", "core"])
     assert caught.value.code == 2 and "invalid choice: 'shwo'" in capsys.readouterr().err
-
-
-# -- new -------------------------------------------------------------------------------------------
-
-
-def test_new_writes_a_distribution_and_names_the_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["plugins", "new", "by-length", "--kind", "balancer"]) == 0
-    told = capsys.readouterr().out
-    assert sorted(
-        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
-    ) == [
-        "gcore-by-length/README.md",
-        "gcore-by-length/gcore_by_length/__init__.py",
-        "gcore-by-length/gcore_by_length/balance.py",
-        "gcore-by-length/gcore_by_length/config.py",
-        "gcore-by-length/pyproject.toml",
-        "gcore-by-length/tests/test_contract.py",
-    ]
-    assert (
-        "gcore-by-length/gcore_by_length/balance.py:22: FILL IN:" in told
-        and "pip install -e" in told
-    )
-    written = (tmp_path / "gcore-by-length/gcore_by_length/balance.py").read_text()
-    assert "class ByLengthBalancer:" in written and "$" not in written
-
-
-def test_new_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "README.md").write_text("mine")
-    assert cli.main(["plugins", "new", "fresh", "--kind", "reward", "--to", str(tmp_path)]) == 2
-    assert "README.md exists; nothing was written." in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (
-            ["Bad Name", "--kind", "reward"],
-            2,
-            "is lower case words joined by dashes, not 'Bad Name'",
-        ),
-        (
-            ["x", "--kind", "balncer"],
-            2,
-            "there is no template for 'balncer' (did you mean 'balancer'?).",
-        ),
-        (["x", "--kind", "shared"], 2, "there is no template for 'shared'"),
-        (["x", "--kind", "../balancer"], 3, "no plugin named '..' is installed"),
-        (["x"], 2, "the kind of the plugin is missing; add --kind KIND."),
-        (["core", "--kind", "reward"], 3, "a plugin named 'core' is installed"),
-        (["x", "--kind", "fake/thing"], 2, "there is no template for 'fake/thing'"),
-    ],
-)
-def test_new_refuses_invalid_names_and_kinds(
-    installed: InstalledPlugins,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    code: int,
-    message: str,
-) -> None:
-    assert cli.main(["plugins", "new", *words, "--to", str(tmp_path / "new")]) == code
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-
-
-def test_templates_of_a_plugin_are_used_without_importing_it(
-    installed: InstalledPlugins, tmp_path: Path
-) -> None:
-    files = {
-        "gcore_studio/__init__.py": "raise RuntimeError('imported')",
-        "gcore_studio/templates/painter/module/paint.py.tmpl": "class ${Class}Painter:\n    pass\n",
-    }
-    installed.add("studio", files=files)
-    (installed.directory / "gcore_studio.py").unlink()
-    written = scaffold.write("oil", "studio/painter", tmp_path / "new")
-    assert (
-        written.directory / "gcore_oil" / "paint.py"
-    ).read_text() == "class OilPainter:\n    pass\n"
-    assert (written.directory / "pyproject.toml").exists()
-    with pytest.raises(Exception, match="no template for 'studio/pianter'.*'studio/painter'"):
-        scaffold.write("oil", "studio/pianter", tmp_path / "other")
-    (tmp_path / "file").touch()
-    with pytest.raises(Exception, match="file/new.* cannot be written: Not a directory"):
-        scaffold.write("oil", "studio/painter", tmp_path / "file" / "new")
-
-
-def test_help_names_exactly_the_kinds_of_templates() -> None:
-    from gcore_core.cli.plugins import KINDS
-
-    assert scaffold.kinds() == sorted(KINDS.split(", "))
-
-
-def test_a_new_plugin_accepts_the_present_core_version(tmp_path: Path) -> None:
-    import tomllib
-
-    scaffold.write("fresh", "reward", tmp_path / "new")
-    project = tomllib.loads((tmp_path / "new" / "pyproject.toml").read_text())["project"]
-    with InstalledPlugins(tmp_path / "site") as installed:
-        installed.add("fresh", wheel=Wheel(requires=project["dependencies"]))
-        assert {row.name: row.state for row in catalog.scan().plugins}["fresh"] == "ok"

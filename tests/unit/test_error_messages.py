@@ -359,7 +359,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "observer that raises each step": lambda w: observer(w),
         "neither verb nor plugin": lambda w: w.command("rnu"),
         "no such command of a plugin": lambda w: w.command("fake", "greet"),
-        "no such template": lambda w: w.command("plugins", "new", "mine", "--kind", "balncer"),
+        "no such template": lambda w: w.command("new", "mine", "--kind", "balncer"),
     },
     "Interpreters": {
         "no such interpreter": lambda w: open_interpreter(

@@ -9,10 +9,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.integration.test_scaffold import ANSWERS, fill_in
+from gcore_testing.scaffold import writing
 
-from gcore_core.config import scaffold
 from tests.support import runs
+from tests.support.scaffolds import ANSWERS, fill_in
 from tests.support.wheels import (
     REPOSITORY,
     make_editable,
@@ -136,14 +136,14 @@ def test_the_demo_runs_where_only_wheels_are(programs: Path, outside: Path) -> N
     "kind",
     [
         pytest.param(kind, marks=[] if kind == "reward" else pytest.mark.slow)
-        for kind in scaffold.kinds()
+        for kind in writing.kinds()
     ],
 )
 def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
     kind: str, wheels: Path, tmp_path: Path
 ) -> None:
     """Its own requirements are all that its tests need."""
-    directory = scaffold.write("scaffolded", kind, tmp_path / "gcore-scaffolded").directory
+    directory = writing.write("scaffolded", kind, tmp_path / "gcore-scaffolded").directory
     project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     programs = make_venv(tmp_path / "venv", wheels, [*needed, "setuptools"])

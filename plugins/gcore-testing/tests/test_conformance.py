@@ -20,7 +20,7 @@ from gcore_testing.installed import InstalledPlugins
 from gcore_core.cli import main
 from gcore_core.contract.errors import ContractError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 MINE = """
 from gcore_core import hookimpl

@@ -1,4 +1,4 @@
-"""What ``g-core plugins new`` writes fails its contract until the marked lines are filled in, and
+"""What ``g-core new`` writes fails its contract until the marked lines are filled in, and
 passes it then.
 """
 
@@ -17,166 +17,11 @@ from pathlib import Path
 
 import pytest
 from gcore_testing.installed import InstalledPlugins, Wheel
+from gcore_testing.scaffold import writing
 
-from gcore_core.config import scaffold
+from tests.support.scaffolds import ANSWERS, WITH_TORCH, fill_in
 
-REPOSITORY = Path(__file__).parents[2]
-
-#: A marked line: the comment, and the statement that stands for what is to be written.
-MARKED = re.compile(r"^( *)# FILL IN: .*\n\1raise NotImplementedError.*\n", re.MULTILINE)
-
-#: kind -> what an author would write at its marks, in the order of files and lines.
-ANSWERS = {
-    "balancer": [
-        """
-        found: list[list[int]] = [[] for _ in range(bins)]
-        sums = [0.0] * bins
-        for index in np.argsort(-costs, kind="stable"):
-            least = min(range(bins), key=lambda bin: (sums[bin], len(found[bin])))
-            found[least].append(int(index))
-            sums[least] += float(costs[index])
-        return found
-        """
-    ],
-    "annotator": [
-        """
-        lengths = [record.columns["action_ids"].size for record in records]
-        zeros = [np.zeros(length, np.float32) for length in lengths]
-        return [dict.fromkeys(self._context.columns, column) for column in zeros]
-        """
-    ],
-    "role": [
-        """
-        zeros = [np.zeros(record.columns["action_ids"].size, np.float32) for record in records]
-        return [dict.fromkeys(self._columns, column) for column in zeros]
-        """
-    ],
-    "controller": [
-        """
-        trained = await self.train(step, taken, watch)
-        return await self.end(step, taken, trained, watch)
-        """
-    ],
-    "reward": ["return Score(value=self._config.scale * record.text.count('3'))"],
-    "sampler": [
-        "return [int(group.rewards.argmax())] * count",
-        """
-        request = f" Improve this answer: {draft.text}"
-        if prompt.text is not None:
-            return Prompt(row=prompt.row, text=prompt.text + request, images=prompt.images)
-        turns = [*(prompt.messages or []), {"role": "user", "content": request}]
-        return Prompt(row=prompt.row, messages=turns, images=prompt.images)
-        """,
-    ],
-    "placement": [
-        """
-        cells = {role: tuple(Cell((device,)) for device in devices[:slots]) for role, slots in window.slots.items()}
-        return Decision(partition=partition or Partition(cells))
-        """  # noqa: E501
-    ],
-    "advantage": ["return rewards - rewards.mean() if np.ptp(rewards) else np.zeros(len(rewards))"],
-    "objective": [
-        """
-        clipped = ratio.clamp(1 - self._clip, 1 + self._clip)
-        return -torch.minimum(ratio * advantage, clipped * advantage)
-        """
-    ],
-    "hooks": [
-        "with file.open('a') as lines:\n    lines.write(f'{report.step} {report.metrics}\\n')"
-    ],
-    "observer": [
-        """
-        with self._file.open("a") as lines:
-            lines.write(f"{report.step} {report.metrics}\\n")
-        """
-    ],
-    "view": ['return Picture(f\'<p>{rows[-1]["metrics"]["reward"]}</p>\')'],
-    "dataset": ["return Prompt(row=row, text=f'{row} + 1 =', fields={'answer': row + 1})"],
-    "filter": [
-        """
-        return (True, "") if spread > self._least else (False, "too_equal")
-        """
-    ],
-    "sentinel": [
-        """
-        gaps = [np.abs(r.rollout_logp - r.trainer_logp)[r.mask] for r in records]
-        over = [np.count_nonzero(~(gap <= self._band)) for gap in gaps]
-        return np.array(over, np.float64).reshape(-1, 1)
-        """,
-        """
-        return [
-            Alarm(replica=replica, since_step=step, actions=int(over), text="they disagree")
-            for (replica, _), (over,) in sorted(evidence.items())
-            if over > self._allowed
-        ]
-        """,
-    ],
-    "command": ["print((directory / 'metrics.jsonl').read_text())\nreturn 0"],
-    "launcher": [
-        "return await self._local.nodes(devices)",
-        "return self._local.site(where, supervisor, logs)",
-    ],
-    "generator": [
-        """
-        from gcore_testing import fake
-        limit = fake.FakeGeneratorConfig(max_new_tokens=8)
-        self._engine = fake.FakeGenerator(limit, context)
-        """,
-        "self._engine.submit(requests)",
-        "return self._engine.step()",
-        "self._engine.begin_weights(plan)",
-        "self._engine.load_weights(tensors)",
-        "self._engine.commit_weights(plan)",
-        """
-        from gcore_testing import fake
-        from gcore_testing.safetensors_files import write_safetensors
-        write_safetensors(tmp_path / "model.safetensors", fake.tensors_of(fake.initial_logits(0)))
-        return {"path": str(tmp_path)}
-        """,
-    ],
-    "trainer": [
-        """
-        from gcore_testing import fake
-        self._engine = fake.FakeTrainer(fake.FakeTrainerConfig(learning_rate=5.0), context)
-        """,
-        "return self._engine.prepare(records, scalars)",
-        "return self._engine.train(step, advantages, minibatches, epochs)",
-        "return self._engine.weight_specs()",
-        "yield from self._engine.export_weights()",
-        "self._engine.save(directory)",
-        "self._engine.load(directory)\nself.version = self._engine.version",
-        "self._engine.save_pretrained(directory)",
-        "return {}",
-    ],
-}
-
-#: What an author would write at a generator's marks whose engine is torch.
-WITH_TORCH = [
-    """
-    from gcore_torch.config import TorchGeneratorConfig
-    from gcore_torch.generator import TorchGenerator
-    limit = TorchGeneratorConfig(max_new_tokens=config.max_new_tokens)
-    self._engine = TorchGenerator(limit, context)
-    """,
-    *ANSWERS["generator"][1:-1],
-    """
-    from gcore_language.tiny import save_model
-    save_model(tmp_path, "llama")
-    return {"path": str(tmp_path)}
-    """,
-]
-
-
-def fill_in(directory: Path, answers: list[str]) -> None:
-    """Writes the answers where the marks are."""
-    left = iter(answers)
-
-    def answer(match: re.Match[str]) -> str:
-        return textwrap.indent(textwrap.dedent(next(left)).strip("\n") + "\n", match[1])
-
-    for file in sorted(directory.rglob("*.py")):
-        file.write_text(MARKED.sub(answer, file.read_text()))
-    assert next(left, None) is None, "there are more answers than marks"
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -184,7 +29,7 @@ def written(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Path, dict[str, str]]]:
     """A new plugin, installed by its metadata alone: (directory, environment)."""
-    directory = scaffold.write("scaffolded", request.param, tmp_path / "gcore-scaffolded").directory
+    directory = writing.write("scaffolded", request.param, tmp_path / "gcore-scaffolded").directory
     project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
     site = InstalledPlugins(tmp_path / "site")
     site.add("scaffolded", wheel=Wheel(requires=project["dependencies"]))
@@ -266,12 +111,12 @@ def test_a_new_generator_says_why_it_is_not_compared_without_torch(
 
 
 def test_every_kind_of_template_is_filled_in_by_these_tests() -> None:
-    assert sorted(ANSWERS) == scaffold.kinds()
+    assert sorted(ANSWERS) == writing.kinds()
 
 
-@pytest.mark.parametrize("kind", scaffold.kinds())
+@pytest.mark.parametrize("kind", writing.kinds())
 def test_a_new_plugin_has_the_style_of_the_project(kind: str, tmp_path: Path) -> None:
-    directory = scaffold.write("scaffolded", kind, tmp_path / "new").directory
+    directory = writing.write("scaffolded", kind, tmp_path / "new").directory
     for words in (["format", "--check"], ["check", "--select", "E,F,B,UP"]):
         command = [
             sys.executable,
@@ -289,19 +134,23 @@ def test_a_new_plugin_has_the_style_of_the_project(kind: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_pip_installs_a_new_plugin_into_a_fresh_environment(tmp_path: Path) -> None:
-    core = tmp_path / "core"
-    core.mkdir()
-    shutil.copytree(
-        REPOSITORY / "gcore_core", core / "gcore_core", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, core)
+    copies = []
+    for project in (REPOSITORY, REPOSITORY / "plugins" / "gcore-testing"):
+        copy = tmp_path / "sources" / project.name
+        copy.mkdir(parents=True)
+        for package in project.glob("gcore_*/__init__.py"):
+            without = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(package.parent, copy / package.parent.name, ignore=without)
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            if (project / name).exists():
+                shutil.copy(project / name, copy)
+        copies.append(copy)
     venv.create(tmp_path / "env", with_pip=True, symlinks=True)
     programs = tmp_path / "env" / "bin"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pip = [programs / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, core], check=True, env=clean)
-    new = [programs / "g-core", "plugins", "new", "scaffolded", "--kind", "balancer"]
+    subprocess.run([*pip, *copies], check=True, env=clean)
+    new = [programs / "g-core", "new", "scaffolded", "--kind", "balancer"]
     subprocess.run(new, check=True, env=clean, cwd=tmp_path)
     directory = tmp_path / "gcore-scaffolded"
     subprocess.run([*pip, "-e", f"{directory}[test]"], check=True, env=clean)

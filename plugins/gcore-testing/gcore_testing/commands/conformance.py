@@ -1,4 +1,6 @@
-"""``g-core conformance NAME``: holds an installed plugin to the contracts of what it provides."""
+"""The plugin ``conformance`` holds an installed plugin to the contracts of what it provides:
+``g-core conformance NAME``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CommandProvider
 
 _TESTS = """\
 import json
@@ -25,7 +31,24 @@ _PASSED = 0
 _FAILED = 1
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary="hold a plugin to the contracts of what it provides",
+        factory="gcore_testing.commands.conformance:run",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="g-core conformance",
+        description="Hold a plugin to the contracts of what it provides.",
+        epilog=(
+            "examples:\n  g-core conformance torch\n"
+            "  g-core conformance mine --report conformance.json"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", metavar="NAME", help="an installed plugin, or `core`")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write everything that was found as JSON"
@@ -33,25 +56,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-k", metavar="WORDS", default="", help="run only matching tests, as in pytest"
     )
-    parser.epilog = (
-        "examples:\n  g-core conformance torch\n  g-core conformance mine --report conformance.json"
-    )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Returns 0 when nothing failed, 3 otherwise."""
-    import importlib.util
-
-    from gcore_core.cli import write_file
-    from gcore_core.config import catalog
+def run(words: Sequence[str]) -> int:
+    """Runs the command; returns 0 when nothing failed, 3 otherwise."""
     from gcore_core.contract.errors import PluginBroken, PluginError
-    from gcore_core.contract.installing import install_command
+    from gcore_core.kits.commands import catalog, write_file
 
-    if importlib.util.find_spec("pytest") is None:
-        raise PluginError(
-            "contracts are run by pytest, which is not installed.",
-            todo=install_command("gcore-testing"),
-        )
+    args = _parser().parse_intermixed_args(words)
     plugin = catalog.scan().get(args.name, where="g-core conformance")
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:
         code, output = _pytest(Path(directory), args.name, args.k)
@@ -113,7 +126,7 @@ def _reasons(output: str) -> list[str]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from gcore_core.cli import print_table
+    from gcore_core.kits.commands import print_table
 
     outcomes: dict[tuple[str, str], Counter[str]] = {}  # by contract and capability
     for row in report["tests"]:

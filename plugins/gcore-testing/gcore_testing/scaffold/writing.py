@@ -1,4 +1,4 @@
-"""``g-core plugins new``: writes a distribution from templates, with a contract test and lines
+"""Writes the distribution of a new plugin from templates, with a contract test and lines
 marked FILL IN.
 
 A template is a folder of files whose names end in ``.tmpl``, rendered by ``string.Template``;
@@ -39,7 +39,7 @@ class Written:
 
 
 def kinds() -> list[str]:
-    """Returns the kinds that the core has a template for."""
+    """Returns the kinds that there is a template for here."""
     return sorted(
         folder.name for folder in _TEMPLATES.iterdir() if folder.is_dir() and folder.name != _SHARED
     )
@@ -53,7 +53,7 @@ def write(name: str, kind: str, to: Path | None = None) -> Written:
 
     to: its directory; by default ``gcore-<name>`` in the current one.
     """
-    where = "g-core plugins new"
+    where = "g-core new"
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"a plugin's name is lower case words joined by dashes, not {name!r}.", where=where
@@ -110,7 +110,7 @@ def _next_steps(name: str, directory: Path, files: dict[Path, str]) -> str:
 
 
 def _template(kind: str, where: str) -> Path:
-    """Returns the folder of a kind's template: the core's, or for ``plugin/kind`` the plugin's."""
+    """Returns the folder of a kind's template: our own, or for ``plugin/kind`` the plugin's."""
     plugin, slash, kind_name = kind.rpartition("/")
     templates = _folder_of(plugin, where) if slash else _TEMPLATES
     folder = templates / kind_name
