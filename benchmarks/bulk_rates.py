@@ -41,13 +41,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from gcore_nodes.bulk import STREAMS, BulkClient, StoredContent
+from gcore_nodes.joined_stores import JoinedStores
 
 from gcore_core.contract.records import Ref
 from gcore_core.runtime.process.agent import process_usage
 from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.bulk import STREAMS, BulkClient, StoredContent
 from gcore_core.runtime.store.client import StoreWriter
 from gcore_core.runtime.store.server import SlabService, StoreSpec
 
@@ -129,11 +130,15 @@ async def send() -> None:
     )
     port = free_port(order.host)
     addresses = {SENDER: f"tls:{order.host}:{port}"}
-    slabs = SlabService(spec, order.secret, addresses, order.identity)
+    slabs = SlabService(
+        spec,
+        order.secret,
+        lambda store: JoinedStores(store, addresses, order.secret, order.identity),
+    )
     network, service = InlineNetwork(), Service(SENDER)
     slabs.register(service)
     await network.view(SENDER).serve(SENDER, service)
-    slabs.open()
+    slabs.remote.open()
     agent = network.view("writer").peer(SENDER)
     writer = StoreWriter(Path(spec.directory), SENDER, order.secret, agent, "writer")
     refs = await writer.put_blobs(0, frozenset({0}), contents)
@@ -159,10 +164,15 @@ class Reader:
             directory=str(directory / "reader"),
             spill=str(directory / "spill"),
             budget_bytes=order.nbytes + (1 << 20),
-            bulk_streams=streams,
         )
         addresses = {SENDER: f"tls:{order.host}:{sent.port}"}
-        self._slabs = SlabService(spec, order.secret, addresses, order.identity)
+        self._slabs = SlabService(
+            spec,
+            order.secret,
+            lambda store: JoinedStores(
+                store, addresses, order.secret, order.identity, streams=streams
+            ),
+        )
         self._slabs.register(Service("reader"))
         self._client = BulkClient(addresses, order.secret, order.identity, streams)
 

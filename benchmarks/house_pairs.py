@@ -28,7 +28,7 @@ from gcore_core import hookimpl
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device
 from gcore_core.contract.providers import LauncherProvider
-from gcore_core.kits.machines import MachinesConfig
+from gcore_nodes.machines_config import MachinesConfig
 
 
 class TwoMachines:

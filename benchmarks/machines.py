@@ -50,10 +50,10 @@ from typing import Any
 
 import bulk_rates
 import msgspec
+from gcore_nodes.identity import make_identity
 from quickstart_runs import RECIPE, finished_rows
 from report import Claim, add_options, median_ratio, publish, repeated
 
-from gcore_core.kits.launching import make_identity
 from gcore_core.run.export import weights_sha256
 
 ROOT = Path(__file__).parents[1]
@@ -387,7 +387,7 @@ def measure_faults(nodes: Nodes, short: bool) -> list[Claim]:
         run.next_step()
         killed, cut = nodes.all[3], nodes.all[2]
         began_s = time.time()
-        killed.run(["pkill", "-KILL", "-f", "runtime.process.agent"])
+        killed.run(["pkill", "-KILL", "-f", "gcore_nodes.agent"])
         run.line(_LOST)
         again_s.append(run.next_step() - began_s)
         nodes.tell(f"round {number}: the agent killed, {again_s[-1]:.1f} s to the next step")

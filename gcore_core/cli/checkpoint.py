@@ -108,7 +108,7 @@ def _checkpoints(run_dir: Path) -> list[Path]:
     Raises CheckpointError when there are none.
     """
     from gcore_core.contract.errors import CheckpointError
-    from gcore_core.run.checkpoints import CHECKPOINTS
+    from gcore_core.contract.run_files import CHECKPOINTS
     from gcore_core.run.manifest import NAME
 
     directory = run_dir / CHECKPOINTS

@@ -18,6 +18,7 @@ import msgspec
 
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.placement import Device
+from gcore_core.contract.site_files import OneDisk, SiteFiles
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -214,6 +215,8 @@ class SiteNode:
     store: the directory of the node's store, on the node.
     meeting: a private directory on the node in which ranks may meet.
     end_agent: ends an agent that hangs; None: it is in this process.
+    asks_to_leave: returns when the machine asks to leave the run; it may wait for ever. None: it
+        never asks. Raises WorkerDied when the agent is lost.
     let_go: says that the machine leaves the run on purpose: the launcher's next site is without it,
         and when this one is closed, what a person has started there ends well. None: the machine
         leaves a run only by being lost.
@@ -223,6 +226,7 @@ class SiteNode:
     store: Path
     meeting: Path
     end_agent: Callable[[], Awaitable[None]] | None = None
+    asks_to_leave: Callable[[], Awaitable[None]] | None = None
     let_go: Callable[[], None] | None = None
 
 
@@ -241,8 +245,7 @@ class Site:
     meeting_addresses: role -> "HOST:PORT" where its ranks meet, for roles whose workers are on
         several nodes of a private network.
     identity: certificate and key of the run, PEM; empty where nothing leaves the machine.
-    bulk: node -> the address at which its agent serves content to the others; empty where no other
-        node is.
+    files: joins the disks of the nodes; where all share one, there is nothing to do.
     newcomer: waits for a machine that the run may use and this site does not have, and returns what
         a person calls it; it may wait for ever. The launcher's next site may have it. None: none
         may come.
@@ -257,7 +260,7 @@ class Site:
     public: dict[str, str] = field(default_factory=dict)
     meeting_addresses: dict[str, str] = field(default_factory=dict)
     identity: bytes = b""
-    bulk: dict[str, str] = field(default_factory=dict)
+    files: SiteFiles = field(default_factory=OneDisk)
     newcomer: Callable[[], Awaitable[str]] | None = None
 
     @property

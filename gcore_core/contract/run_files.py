@@ -51,6 +51,7 @@ from gcore_core.contract.engine_profiles import EngineFit
 from gcore_core.contract.errors import DataError
 
 T = TypeVar("T")
+CHECKPOINTS = "checkpoints"
 CONFIG = "config.yaml"
 ORIGINS = "origins.json"
 LOCK = "plugins.lock.json"

@@ -2,7 +2,7 @@
 
     gcore_core.controllers      step programs: windows, training, publishing, ...
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
-    gcore_core.kits.machines    launchers for several machines: an agent on each, TLS, leases
+    gcore_core.kits.wire        launchers: connections of one's own between processes of a run
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
     gcore_core.kits.planning    tools that plan a job: where its workers go, what its files say
     gcore_core.kits.calls       calls of a run from Python: its process, its progress, its directory

@@ -25,9 +25,9 @@ from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, d
 from gcore_core.contract.launching import Peer, Site
 from gcore_core.contract.records import Header, StepReport
 from gcore_core.contract.run_files import read_metrics
+from gcore_core.contract.site_files import OneDisk, SiteFiles
 from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
-from gcore_core.run.homecoming import Homecoming
 from gcore_core.run.manifest import name_of
 from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
@@ -84,7 +84,7 @@ class Keeper:
         #: (step, shard) -> what it carries; steps before the latest are dropped.
         self._carried: dict[tuple[int, int], Carried] = {}
         self._store: StoreReader | None = None
-        self._homecoming: Homecoming | None = None
+        self._files: SiteFiles = OneDisk()
         # What every rank has begun to save, until it is committed.
         self._begun: CommitCheckpoint | None = None
         #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
@@ -104,30 +104,23 @@ class Keeper:
         service.add(COMMIT_CHECKPOINT, self.commit)
         service.add(UNSAVED_WEIGHTS, self.unsaved)
 
-    async def enter(
-        self,
-        site: Site,
-        resumed: Resumed | None,
-        shards: int,
-        homecoming: Homecoming | None = None,
-    ) -> Resumed | None:
+    async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
         """Prepares a site for its workers: sends each trainer's part of the checkpoint to the disks
         of its ranks, and puts the carried records into the run's store.
 
         Returns ``resumed`` with the headers of these records.
 
         resumed: None for a new run, for which nothing is sent.
-        homecoming: joins the disks of the site; None: there is only one.
         """
-        self._homecoming = homecoming
-        if resumed is not None and homecoming is not None:
+        self._files = site.files
+        if resumed is not None:
             ranks_of = {
                 Path(resumed.path) / role: [
                     name for name in site.where if name.rpartition(".")[0] == role
                 ]
                 for role in self._trainers
             }
-            await homecoming.send(ranks_of)
+            await self._files.send(ranks_of)
         home = site.home_node
         self._store = StoreReader(home.store, site.home, site.secret, home.agent)
         if resumed is None:
@@ -165,13 +158,11 @@ class Keeper:
                 if headers and self._store is not None:
                     # At once: after the next step the store may no longer have them.
                     await carried_records.save(headers, self._store, path / SURPLUS)
-                if self._homecoming is not None:
-                    # An attempt that was lost in this save has left its parts on other disks.
-                    await self._homecoming.remove(path)
+                # An attempt that was lost in this save has left its parts on other disks.
+                await self._files.remove(path)
                 for role in self._trainers:
                     (path / role).mkdir()
-                    if self._homecoming is not None:
-                        await self._homecoming.make(path / role)
+                    await self._files.make(path / role)
             except (CheckpointError, DataError, OSError) as error:
                 self._checkpoints.abandon(request.step)
                 self._note(str(error))
@@ -300,14 +291,12 @@ class Keeper:
 
         Returns the request, as a failed one where that was not possible.
         """
-        if self._homecoming is None:
-            return request
         partial = self._checkpoints.partial(request.step)
         try:
             if request.failed:
-                await self._homecoming.remove(partial)
+                await self._files.remove(partial)
             else:
-                await self._homecoming.collect(partial)
+                await self._files.collect(partial)
         except GcoreError as error:
             failed = request.failed or str(error)
             return msgspec.structs.replace(request, failed=failed, weights_sha256="")

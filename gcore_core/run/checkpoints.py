@@ -34,6 +34,7 @@ from types import MappingProxyType
 import msgspec
 
 from gcore_core.contract.errors import CheckpointError
+from gcore_core.contract.run_files import CHECKPOINTS
 from gcore_core.run.manifest import (
     MANIFEST,
     NAME,
@@ -48,8 +49,6 @@ from gcore_core.run.manifest import (
     sync,
     write_durably,
 )
-
-CHECKPOINTS = "checkpoints"
 
 _PARTIAL = ".partial"
 _REPLACED = f".replaced{_PARTIAL}"  # a whole checkpoint, until another one has its place

@@ -21,6 +21,7 @@ import msgspec
 from gcore_core.contract.errors import ConfigError, RunExists
 from gcore_core.contract.records import StepReport
 from gcore_core.contract.run_files import (
+    CHECKPOINTS,
     CONFIG,
     EARLIER,
     LATEST,
@@ -40,7 +41,7 @@ from gcore_core.contract.run_files import (
     read_metrics,
     samples_path,
 )
-from gcore_core.run.checkpoints import CHECKPOINTS, Checkpoints
+from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.manifest import KEY
 from gcore_core.run.supervised import run_goes_on
 from gcore_core.runtime.journal import Journal

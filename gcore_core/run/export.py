@@ -18,9 +18,8 @@ from pathlib import Path
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import TensorSpec
-from gcore_core.contract.run_files import CONFIG, EARLIER, METRICS, WEIGHTS
+from gcore_core.contract.run_files import CHECKPOINTS, CONFIG, EARLIER, METRICS, WEIGHTS
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.run.checkpoints import CHECKPOINTS
 
 INDEX = "model.safetensors.index.json"
 

@@ -25,7 +25,6 @@ from gcore_core.contract.errors import PlacementError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
 from gcore_core.run.initial_placement import place_on_fewer
 from gcore_core.run.jobs import Job
-from gcore_core.runtime.messages import LEAVING, Nothing
 
 log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # so often it is looked whether somebody has named a machine
@@ -57,8 +56,7 @@ class MachineChanges:
         parts = [self._look()]
         if self._may_change:
             parts.append(self._newcomer())
-            nodes = self.site.nodes.items()
-            parts += [self._asks(name) for name, node in nodes if node.let_go is not None]
+            parts += [self._asks(name) for name in self.site.nodes]
         await asyncio.gather(*parts)
 
     def say_left(self) -> None:
@@ -83,10 +81,13 @@ class MachineChanges:
             self._end_at_checkpoint(f"{host} has come; the run takes it in")
 
     async def _asks(self, node: str) -> None:
-        """Waits until the agent of a machine asks to leave."""
+        """Waits until a machine asks to leave."""
+        asks_to_leave = self.site.nodes[node].asks_to_leave
+        if asks_to_leave is None:
+            return
         with contextlib.suppress(WorkerDied):  # who watches the agent sees to that
-            async for _ in self.site.nodes[node].agent.stream(LEAVING, Nothing()):
-                await self._leave(node)
+            await asks_to_leave()
+            await self._leave(node)
 
     async def _look(self) -> None:
         """Has machines leave that somebody names in the run's directory."""

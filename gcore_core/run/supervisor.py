@@ -31,8 +31,7 @@ from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import Keeper
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
-from gcore_core.run.homecoming import Homecoming
-from gcore_core.run.job_files import provide
+from gcore_core.run.job_files import job_files
 from gcore_core.run.jobs import Job, worker_specs
 from gcore_core.run.machine_changes import MachineChanges, MachinesChange
 from gcore_core.run.observers import ChosenObservers, EveryObserver
@@ -168,16 +167,16 @@ class Supervisor:
         try:
             async with (
                 job.launcher.site(job.where(), self._service(), logs) as site,
-                Homecoming(site, job.directory, job.placed.host) as homecoming,
+                site.files.follow(job.directory, job.placed.host),
             ):
                 self._site = site
                 try:
-                    await self._attempt(site, homecoming)
+                    await self._attempt(site)
                     if self._moves_on and not self._stopping:
                         raise MachinesChange(
                             "the run goes on with other machines", where="supervisor"
                         )
-                    await homecoming.bring_all()
+                    await site.files.collect_all()
                     run_directory.remove_earlier_end(job.directory)
                 finally:
                     self._is_closing = True
@@ -205,7 +204,7 @@ class Supervisor:
             self._display.note(what)
         self._observers.all_written(error or stopped)
 
-    async def _attempt(self, site: Site, homecoming: Homecoming) -> None:
+    async def _attempt(self, site: Site) -> None:
         """Starts and watches the processes of the site, until the run is over."""
         site.network.deadlines = Deadlines(self._job.plan.settings.run.patience_s)
         changes = self._changes = MachineChanges(
@@ -219,7 +218,7 @@ class Supervisor:
             watchers.append(changes.watch())
         if site.has_processes:
             watchers += [self._look_after(site, name) for name in (*site.nodes, *site.where)]
-        parts = [asyncio.ensure_future(part) for part in (self._start(site, homecoming), *watchers)]
+        parts = [asyncio.ensure_future(part) for part in (self._start(site), *watchers)]
         watch: asyncio.Future[Any] = asyncio.gather(*parts)
         # ``watch`` ends only when one of its parts fails; ``_over`` is set at the end.
         try:
@@ -246,12 +245,12 @@ class Supervisor:
             ranks = [site.network.peer(name) for name in names]
             await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
-    async def _start(self, site: Site, homecoming: Homecoming) -> None:
+    async def _start(self, site: Site) -> None:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
-        await provide(self._job, site, self._display.phase)
-        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards, homecoming)
+        await site.files.provide(job_files(self._job, site.where), self._display.phase)
+        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
         if resumed is not None:
             resumed = msgspec.structs.replace(resumed, evaluated=self._metrics.evaluated)
         specs = worker_specs(replace(self._job, resumed=resumed), site)

@@ -78,6 +78,7 @@ from gcore_core.contract.generator import Fingerprints, ReceivesWeights
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import stamp_of
 from gcore_core.contract.records import TensorSpec, WeightPlan
+from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.contract.trainer import SendsAdapter, Trainer
 from gcore_core.contract.weight_transfer import (
     SHM,
@@ -95,7 +96,6 @@ from gcore_core.runtime.messages import (
     PUSH_PLAN,
     BeginPush,
     BucketRequest,
-    MirrorRequest,
     PlanRequest,
     PullWeights,
     PushConfirmed,

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_nodes import bulk
+from gcore_nodes import messages as node_messages
 from hypothesis import strategies as st
 
 from gcore_core import __version__
@@ -33,7 +35,6 @@ from gcore_core.runtime.rpc.service import (
 )
 from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.rpc.wire import CALL, Frame
-from gcore_core.runtime.store import bulk
 from gcore_core.runtime.store.server import StoreSpec
 
 from .drawing import hostile, values
@@ -60,6 +61,7 @@ KINDS: dict[str, Any] = {
     **structs(agent),
     **structs(weight_transfer),
     **structs(bulk),
+    **structs(node_messages),
     "StoreSpec": StoreSpec,
     "RemoteFailure": RemoteFailure,
     "Greeting": Greeting,

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from gcore_core.contract.errors import DataError, GcoreError
 from gcore_core.contract.records import Ref
+from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.messages import (
     BlobRequest,
     CollectRequest,
     DealRequest,
-    MirrorRequest,
     ReleaseRequest,
     SlabRequest,
     SumRequest,

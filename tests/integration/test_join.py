@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.join_launcher import JoinLauncher
+from gcore_nodes.messages import LEAVING
 from gcore_testing.contracts.launcher import LauncherContract
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
-from gcore_core.runtime.messages import EXITS, LEAVING, USAGE, Nothing
+from gcore_core.runtime.messages import EXITS, USAGE, Nothing
 from tests.integration.test_nodes import (
     LONG_S,
     PATIENCE_S,
@@ -123,7 +124,7 @@ def test_what_is_secret_is_in_no_argument_environment_or_log(
         key = next(line for line in site.identity.splitlines() if b"-----" not in line)
         n_looked_at = assert_in_no_process(
             [site.secret, site.secret.hex().encode(), key, TOKEN.encode()],
-            b"gcore_core.runtime.process.agent",
+            b"gcore_nodes.agent",
             b"nodes\0join",
         )
         assert n_looked_at >= 4, "two agents and two commands were not looked at"
@@ -301,7 +302,7 @@ def test_a_stopped_agent_is_woken_to_end(
     async def look(site: Site) -> None:
         node = site.nodes["agent.1"]
         await node.agent.call(USAGE, Nothing(), deadline_s=LONG_S)
-        (pid,) = two[1].run(["pgrep", "-f", "process.agent"]).stdout.split()
+        (pid,) = two[1].run(["pgrep", "-f", "gcore_nodes.agent"]).stdout.split()
         two[1].run(["kill", "-STOP", pid])
         assert node.end_agent is not None
         await node.end_agent()

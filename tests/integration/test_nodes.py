@@ -94,7 +94,7 @@ def test_what_is_secret_is_in_no_argument_environment_or_log(
         nonlocal key
         key = next(line for line in site.identity.splitlines() if b"-----" not in line)
         n_agents = assert_in_no_process(
-            [site.secret, site.secret.hex().encode(), key], b"gcore_core.runtime.process.agent"
+            [site.secret, site.secret.hex().encode(), key], b"gcore_nodes.agent"
         )
         assert n_agents >= 3, "the agents, and the command that leads to one, were not looked at"
 
@@ -130,7 +130,7 @@ def test_a_killed_agent_leaves_nothing_on_its_machine(
     async def look(site: Site) -> None:
         meeting = site.nodes["agent.1"].meeting
         assert meeting.exists() and record.exists() and left_on(second)
-        second.run(["pkill", "-KILL", "-f", "gcore_core.runtime.process.agent"])
+        second.run(["pkill", "-KILL", "-f", "gcore_nodes.agent"])
         is_clear = lambda: not (meeting.exists() or record.exists() or left_on(second))  # noqa: E731
         await asyncio.to_thread(wait_until, is_clear)
 
@@ -188,7 +188,7 @@ def test_a_cut_link_ends_the_agent_though_its_input_stays_open(
 
 
 def agents_on(machine: Machine) -> list[str]:
-    return [line for line in machine.processes() if "gcore_core.runtime.process.agent" in line]
+    return [line for line in machine.processes() if "gcore_nodes.agent" in line]
 
 
 def test_a_short_cut_ends_nothing(two: tuple[Machine, Machine], logs: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_agent_that_is_stopped_is_woken_to_end(two: tuple[Machine, Machine], 
     async def look(site: Site) -> None:
         node = site.nodes["agent.1"]
         await node.agent.call(USAGE, Nothing(), deadline_s=LONG_S)
-        (pid,) = two[1].run(["pgrep", "-f", "process.agent"]).stdout.split()
+        (pid,) = two[1].run(["pgrep", "-f", "gcore_nodes.agent"]).stdout.split()
         two[1].run(["kill", "-STOP", pid])
         assert node.end_agent is not None
         await node.end_agent()

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from gcore_nodes.agent import MachineAgentSpec
 from gcore_testing.push_site import PushSite, open_push_site
 
 from gcore_core.contract.errors import ContractError, WorkerDied
@@ -36,7 +37,6 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.agent import AgentSpec
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
@@ -182,7 +182,7 @@ async def test_a_push_goes_once_from_node_to_node(short: Path) -> None:
                 store = StoreSpec(
                     node=node, directory=str(short / f"memory.{node}"), spill=str(short / "spill")
                 )
-                told = AgentSpec(
+                told = MachineAgentSpec(
                     name=node,
                     addresses=addresses,
                     secret=secret,
@@ -191,7 +191,7 @@ async def test_a_push_goes_once_from_node_to_node(short: Path) -> None:
                     bulk={**seen, node: wires[node].target},
                     identity=shared_identity(),
                 )
-                command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
+                command = [sys.executable, "-m", "gcore_nodes.agent"]
                 environment = {**os.environ, "PYTHONPATH": str(short)}
                 log = short / f"{node}.log"
                 agents.append(await spawn_process(command, told, log, environment))

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gcore_nodes.agent import MachineAgentSpec
+from gcore_nodes.bulk import BulkClient, StoredContent
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec
@@ -41,12 +43,10 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.agent import AgentSpec
 from gcore_core.runtime.process.launchers import AGENT, LocalLauncher
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.store.bulk import BulkClient, StoredContent
 from gcore_core.runtime.store.client import StoreReader, StoreWriter
 from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext
@@ -283,7 +283,7 @@ async def two_nodes(short: Path) -> AsyncIterator[TwoNodes]:
         try:
             for i, store in enumerate(directories):
                 name = f"agent.{i}"
-                spec = AgentSpec(
+                spec = MachineAgentSpec(
                     name=name,
                     addresses=addresses,
                     secret=secret,
@@ -294,7 +294,7 @@ async def two_nodes(short: Path) -> AsyncIterator[TwoNodes]:
                     bulk={"agent.0": wire.address if i else wire.target},
                     identity=identity,
                 )
-                command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
+                command = [sys.executable, "-m", "gcore_nodes.agent"]
                 started.append(await spawn_process(command, spec, short / f"{name}.log"))
             writer = StoreWriter(
                 directories[0], "agent.0", secret, network.peer("agent.0"), "rollout.0"

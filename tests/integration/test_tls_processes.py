@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from gcore_nodes.agent import MachineAgentSpec
+from gcore_nodes.identity import make_identity
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.launching import ALIVE
-from gcore_core.kits.launching import make_identity
 from gcore_core.runtime.messages import (
     HELLO,
     SPAWN,
@@ -31,7 +32,6 @@ from gcore_core.runtime.messages import (
     WorkerSpec,
 )
 from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.agent import AgentSpec
 from gcore_core.runtime.process.spawn import spawn_process
 from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.rpc.service import Call, Service
@@ -110,7 +110,7 @@ async def node() -> AsyncIterator[Node]:
         made = Node(directory, secret, identity, inside, public, network)
         service = Service("supervisor")
         service.add(HELLO, made.hello)
-        spec = AgentSpec(
+        spec = MachineAgentSpec(
             name=AGENT,
             addresses=inside,
             secret=secret,
@@ -121,7 +121,7 @@ async def node() -> AsyncIterator[Node]:
             identity=identity,
             public=public[AGENT],
         )
-        command = [sys.executable, "-m", "gcore_core.runtime.process.agent"]
+        command = [sys.executable, "-m", "gcore_nodes.agent"]
         process, lifeline = await spawn_process(command, spec, directory / f"{AGENT}.log")
         made.agent_pid = process.pid
         try:

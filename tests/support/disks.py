@@ -16,12 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+from gcore_nodes.bulk import BulkClient, BulkServer, OfferedFile, Region, What
+from gcore_nodes.joined_disks import JoinedDisks
+from gcore_nodes.messages import END_WORKERS
+from gcore_nodes.node_files import FileNotes, NodeFiles
 
 from gcore_core.contract.errors import DataError
-from gcore_core.runtime.messages import END_WORKERS
-from gcore_core.runtime.process.node_files import FileNotes, NodeFiles
+from gcore_core.contract.site_files import SiteFiles
 from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.store.bulk import BulkClient, BulkServer, OfferedFile, Region, What
 from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32
@@ -83,12 +85,14 @@ class DiskSite(SimpleNamespace):
     roots: node -> where that directory is on its disk.
     peers: node -> its agent.
     servers: node -> what gives its files to others.
+    files: joins their disks.
     """
 
     root: Path
     roots: dict[str, Path]
     peers: dict[str, DiskPeer]
     servers: dict[str, BulkServer]
+    files: SiteFiles
 
     @property
     def home_node(self) -> Any:
@@ -129,6 +133,7 @@ def disks(
             home=home,
             nodes={node: SimpleNamespace(agent=peer) for node, peer in peers.items()},
             where=dict(where or {}),
+            files=JoinedDisks(peers, home, where or {}),
         )
 
 

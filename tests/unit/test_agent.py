@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core import __version__
-from gcore_core.contract.errors import AddressError, WorkerError
+from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.job_settings import Run
 from gcore_core.runtime.messages import (
     Nothing,
@@ -66,23 +66,6 @@ def worker_of(python: Path, directory: Path) -> WorkerSpec:
     )
 
 
-def test_a_directory_of_the_run_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """On a machine that does not share it; there the agent makes it first of all."""
-    (tmp_path / "runs").write_text("a file")
-    spec = AgentSpec(
-        name="agent.1",
-        addresses={},
-        secret=b"s" * 32,
-        store=StoreSpec(node="agent.1", directory="", spill=""),
-        meeting=str(tmp_path / "meeting"),
-        record=str(tmp_path / "runs" / "job" / "logs" / "processes.json"),
-        is_remote=True,
-    )
-    with pytest.raises(AddressError, match="the run's directory cannot be made") as error:
-        agent_module._prepare(spec)
-    assert error.value.where == str(tmp_path / "runs" / "job" / "logs")
-
-
 async def test_a_killed_worker_that_cannot_be_started_again_is_told_as_ended_for_good(
     tmp_path: Path,
 ) -> None:
@@ -108,7 +91,7 @@ async def test_a_worker_that_is_ended_at_the_end_is_not_started_again(tmp_path: 
     agent = make_agent(tmp_path)
     call = Call(lambda: None)
     await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), call)
-    await agent.end_workers(Nothing(), call)
+    await agent.end_workers()
     async with asyncio.timeout(30), contextlib.aclosing(agent.exits(Nothing(), call)) as exits:
         ended = await anext(exits)
     assert (ended.name, ended.code, ended.restarted) == ("scorer.0", -signal.SIGTERM, False)

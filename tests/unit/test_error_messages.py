@@ -28,6 +28,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from gcore_nodes.identity import make_identity
+from gcore_nodes.joined_disks import no_directory
+from gcore_nodes.provide_files import refusal
 from gcore_testing import fake
 from gcore_testing.installed import InstalledPlugins, Wheel, empty_venv
 
@@ -45,15 +48,15 @@ from gcore_core.contract.placement import Device
 from gcore_core.contract.records import Header, Prompt, RunFacts, StepReport
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.sentinel import Alarm
+from gcore_core.contract.site_files import JobFiles
 from gcore_core.contract.step_check import mismatch
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.training import check_row, masked_share
 from gcore_core.controllers.window.lanes import Round, check_repeats, check_versions
 from gcore_core.run import directory as run_directory
-from gcore_core.run import job_files, start
+from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.export import export, weights_sha256
-from gcore_core.run.homecoming import no_directory
 from gcore_core.run.machines_left import place_run
 from gcore_core.run.restarts import Restarts
 from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
@@ -496,7 +499,7 @@ async def another_run() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         addresses = {"agent.1": f"tls:127.0.0.1:{probe.getsockname()[1]}"}
-    networks = [sockets.RpcNetwork(addresses, b"s", identity=tls.make_identity()) for _ in "12"]
+    networks = [sockets.RpcNetwork(addresses, b"s", identity=make_identity()) for _ in "12"]
     try:
         await networks[0].serve("agent.1", Service("agent.1"))
         await networks[1].peer("agent.1").call(ALIVE, None)
@@ -513,7 +516,7 @@ def without_cryptography() -> None:
     ):
         for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
             del sys.modules[name]
-        tls.make_identity()
+        make_identity()
 
 
 def alarmed() -> None:
@@ -610,7 +613,8 @@ def refuse_files(world: World, mode: str) -> None:
     faults = [f"node{number}: /data/train.jsonl: is missing" for number in range(5)]
     if mode == "copy":
         faults = ["node1: /data/train.jsonl: differs: 15 bytes, at home 7"]
-    raise job_files.refusal(faults, mode, Path("runs/job/001/logs/supervisor.log"))
+    job = JobFiles(paths={}, may_copy=mode == "copy", log=Path("runs/job/001/logs/supervisor.log"))
+    raise refusal(faults, job)
 
 
 def refuse_directory(world: World) -> None:

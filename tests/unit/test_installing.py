@@ -49,8 +49,8 @@ def lay(folder: Path, *names: str, requires: tuple[str, ...] = ()) -> None:
 
 
 def test_a_distribution_of_this_checkout_is_installed_from_its_folder() -> None:
-    extras = install_command("gcore-rewards[math]", "gcore-core[tls]", python=PYTHON)
-    projects = f"-e '{ROOT}/plugins/gcore-rewards[math]' -e '{ROOT}[tls]'"
+    extras = install_command("gcore-rewards[math]", "gcore-core[loopback]", python=PYTHON)
+    projects = f"-e '{ROOT}/plugins/gcore-rewards[math]' -e '{ROOT}[loopback]'"
     assert extras == f"{PYTHON} -m pip install {projects}"
     pinned = install_command("gcore-vllm==1.3.0", python=PYTHON)
     assert pinned == f"{PYTHON} -m pip install -e {ROOT}/plugins/gcore-vllm"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from gcore_core.contract.errors import PlacementError
 from gcore_core.run import machine_changes
 from gcore_core.run.machine_changes import MachineChanges
-from gcore_core.runtime.messages import Nothing
 
 HOSTS = {"agent.0": "node1", "agent.1": "node2", "agent.2": "node3"}
 
@@ -32,7 +30,8 @@ class Machines:
         site: Any = SimpleNamespace(home="agent.0", newcomer=self._newcomer, nodes={})
         for node in HOSTS:
             go = None if node == "agent.0" else lambda node=node: self.let_go.append(node)
-            site.nodes[node] = SimpleNamespace(agent=_Agent(self.asks[node]), let_go=go)
+            asks = None if node == "agent.0" else self.asks[node].wait
+            site.nodes[node] = SimpleNamespace(asks_to_leave=asks, let_go=go)
         settings = SimpleNamespace(
             cluster=SimpleNamespace(grow=grow), roles={"rollout": SimpleNamespace(slots=slots)}
         )
@@ -54,15 +53,6 @@ class Machines:
 
     async def _save(self) -> None:
         self.saves += 1
-
-
-class _Agent:
-    def __init__(self, asks: asyncio.Event) -> None:
-        self._asks = asks
-
-    async def stream(self, endpoint: Any, request: Any) -> AsyncGenerator[Nothing, None]:
-        await self._asks.wait()
-        yield Nothing()
 
 
 @pytest.fixture

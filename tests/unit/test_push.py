@@ -33,6 +33,7 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import Endpoint
 from gcore_core.contract.records import TensorSpec, WeightPlan
+from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
@@ -44,7 +45,6 @@ from gcore_core.runtime.messages import (
     PUSH_PULL,
     BeginPush,
     BucketRequest,
-    MirrorRequest,
     PullWeights,
     PushConfirmed,
 )
@@ -56,7 +56,8 @@ from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.trainer import TrainerShell
 from gcore_core.runtime.store.client import StoreReader
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from tests.support.wires import Wire, free_address, shared_identity
+from tests.support.joined_stores import joining, of_service, sent_bytes
+from tests.support.wires import Wire, free_address
 
 NAMES = ["embed", "layer.0", "layer.1", "empty", "head"]
 SIZES = [40, 24, 24, 0, 40]
@@ -827,13 +828,13 @@ class Far:
 
     def _store(self, node: str, directory: Path, bulk: dict[str, str]) -> SlabService:
         spec = StoreSpec(node=node, directory=str(directory), spill=str(directory / "spill"))
-        return SlabService(spec, b"s" * 32, bulk, shared_identity(), self._memory)
+        return SlabService(spec, b"s" * 32, joining(b"s" * 32, bulk, push_memory=self._memory))
 
     def _memory(self, worker: str) -> Path | None:
         return self.site.shell._memory.path if worker == "policy.0" else None
 
     async def open(self) -> None:
-        self.near.open()
+        self.near.remote.open()
         service = Service("node1")
         self.slabs.register(service)
         await self.site.network.view("node1").serve("node1", service)
@@ -882,7 +883,7 @@ async def test_a_push_comes_to_another_node_once(far: Far) -> None:
         for receiver in (near, one, other):
             assert_holds(receiver, version)
         assert confirmed.verified
-        assert far.near.sent_bytes == version * sum(SIZES), "one copy a node"
+        assert sent_bytes(far.near) == version * sum(SIZES), "one copy a node"
     assert list(one.mapped) == list(other.mapped) == [str(mirror_of(far))]  # type: ignore[attr-defined]
 
 
@@ -925,7 +926,7 @@ async def test_tensors_of_any_sizes_come_to_another_node(
 
 async def test_a_mirror_that_was_altered_is_refused(far: Far) -> None:
     """The agent's copy is digested by each receiver, like the sender's memory."""
-    bring = far.slabs._mirrors.bring
+    bring = of_service(far.slabs)._mirrors.bring
 
     async def spoil(request: Any, progress: Any) -> str:
         path = await bring(request, progress)
@@ -934,7 +935,7 @@ async def test_a_mirror_that_was_altered_is_refused(far: Far) -> None:
             file.write(b"spoiled")
         return path
 
-    far.slabs._mirrors.bring = spoil  # type: ignore[method-assign]
+    of_service(far.slabs)._mirrors.bring = spoil  # type: ignore[method-assign]
     await far.site.begin(1, receivers=1)
     receiver = Receiver()
     with pytest.raises(WeightMismatch, match="is not what its sender hashed"):
@@ -963,7 +964,7 @@ async def test_a_push_that_is_begun_anew_takes_the_mirror_over(far: Far) -> None
 async def test_a_source_that_is_gone_fails_the_push_and_not_its_receivers_agent(far: Far) -> None:
     """It is no WorkerDied, after which the agent would be asked again and again."""
     far.near.close()
-    far.slabs._client._patience_s = 0.3
+    of_service(far.slabs).client._patience_s = 0.3
     await far.site.begin(1, receivers=1)
     with pytest.raises(ContractError, match=r"node node0, version 1, bucket 0: it sent 0 of \d+"):
         await far.pull(Receiver(), 1, 0)
@@ -987,7 +988,7 @@ async def test_no_other_memory_can_be_mirrored(
     request = MirrorRequest("node0", "policy.0", 1, 0, 0, 0, 40)
     with pytest.raises(error, match=re.escape(message)):
         await far.slabs.mirror(msgspec.structs.replace(request, **change), Call(lambda: None))
-    assert far.near.sent_bytes == 0
+    assert sent_bytes(far.near) == 0
 
 
 async def test_a_push_to_another_node_goes_through_shared_memory(tmp_path: Path) -> None:
@@ -999,7 +1000,7 @@ async def test_a_push_to_another_node_goes_through_shared_memory(tmp_path: Path)
         receiver = Receiver()
         await far.pull(receiver, 1, 0)
         assert_holds(receiver, 1)
-        assert far.near.sent_bytes == sum(SIZES)
+        assert sent_bytes(far.near) == sum(SIZES)
         far.site.transport = "host"
         await far.site.begin(1, receivers=1, attempt=1)
         message = "weights cannot be pushed by 'host' to another node"

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from gcore_nodes.bulk import StoredContent
 from gcore_testing.simulation import run_virtual
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,11 +30,11 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.rpc.in_process import InlineNetwork
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.store import client, server
-from gcore_core.runtime.store.bulk import StoredContent
 from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
 from gcore_core.runtime.store.columns import Chunk, pack
 from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
-from tests.support.wires import Wire, free_address, shared_identity
+from tests.support.joined_stores import joining, of_service, sent_bytes
+from tests.support.wires import Wire, free_address
 
 SECRET = b"s" * 32
 Columns = dict[str, np.ndarray]
@@ -228,10 +229,10 @@ async def open_node(
         patience_s=patience_s,
     )
     network, service = InlineNetwork(), Service("agent.0")
-    node = Node(directory / "store", SlabService(spec, SECRET, bulk, shared_identity()), network)
+    node = Node(directory / "store", SlabService(spec, SECRET, joining(SECRET, bulk)), network)
     node.service.register(service)
     await network.view("agent.0").serve("agent.0", service)
-    node.service.open()
+    node.service.remote.open()
     return node
 
 
@@ -752,7 +753,7 @@ class Nodes:
     sender: Node
 
     def sent_bytes(self) -> int:
-        return self.sender.service.sent_bytes
+        return sent_bytes(self.sender.service)
 
     async def fetch(self, ref: Ref) -> Ref:
         return await self.far.service.fetch(ref, Call(lambda: None))
@@ -766,7 +767,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
             node="agent.1", directory=str(tmp_path / "far"), spill=str(tmp_path / "spill")
         )
         network, service = InlineNetwork(), Service("agent.1")
-        slabs = SlabService(spec, SECRET, {"agent.0": wire.address}, shared_identity())
+        slabs = SlabService(spec, SECRET, joining(SECRET, {"agent.0": wire.address}))
         far = Node(tmp_path / "far", slabs, network)
         far.service.register(service)
         await network.view("agent.1").serve("agent.1", service)
@@ -805,7 +806,7 @@ async def test_many_readers_share_one_copy(nodes: Nodes) -> None:
 
 async def test_a_silent_connection_ends_the_pull(nodes: Nodes) -> None:
     nodes.wire.hold_after = 0
-    nodes.far.service._client._patience_s = 0.4
+    of_service(nodes.far.service).client._patience_s = 0.4
     ref = await nodes.writer.put(0, ALL, [LARGE])
     with pytest.raises(WorkerDied, match=f"agent.0: it sent 0 of {ref.nbytes} bytes and no more"):
         await nodes.fetch(ref)
@@ -815,7 +816,7 @@ async def test_a_silent_connection_ends_the_pull(nodes: Nodes) -> None:
 async def test_a_node_that_is_gone_is_waited_for_once(nodes: Nodes) -> None:
     """Its silence is no loss of the reader's own agent, which would be asked again and again."""
     nodes.sender.service.close()
-    nodes.far.service._client._patience_s = 0.4
+    of_service(nodes.far.service).client._patience_s = 0.4
     pulls: list[Ref] = []
     pull = nodes.far.service._pull
 
@@ -877,7 +878,9 @@ async def test_a_node_sends_nothing_outside_a_reference(
         bad = msgspec.structs.replace(ref, **changes)
     memory = memoryview(bytearray(8))
     with pytest.raises(DataError, match=message):
-        await nodes.far.service._client.read("agent.0", StoredContent(bad), memory, lambda: None)
+        await of_service(nodes.far.service).client.read(
+            "agent.0", StoredContent(bad), memory, lambda: None
+        )
     assert nodes.sent_bytes() == 0
     assert bytes(memory) == bytes(8)
 

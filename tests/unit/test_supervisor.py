@@ -58,7 +58,7 @@ async def test_nothing_of_a_failed_attempt_runs_beside_the_next_one() -> None:
     )
     attempt: Any = Attempt()
     with pytest.raises(WorkerError, match="no such interpreter"):
-        await Supervisor._attempt(attempt, site, None)
+        await Supervisor._attempt(attempt, site)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -22,12 +22,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from gcore_nodes import identity as identity_module
+from gcore_nodes.identity import make_identity, server_context
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, ContractError, WorkerDied
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint, Traffic
-from gcore_core.kits.launching import make_identity
 from gcore_core.runtime.rpc import sockets, tls
 from gcore_core.runtime.rpc.framing import framed
 from gcore_core.runtime.rpc.proof import Greeting
@@ -264,8 +265,8 @@ def signed_by_the_run() -> bytes:
         .issuer_name(run_certificate.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(tls._VALID_FROM)
-        .not_valid_after(tls._VALID_UNTIL)
+        .not_valid_before(identity_module._VALID_FROM)
+        .not_valid_after(identity_module._VALID_UNTIL)
         .sign(run_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
@@ -793,7 +794,7 @@ def test_without_the_package_an_identity_is_refused_with_what_to_install(
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(ConfigError, match="needs the package cryptography") as caught:
         make_identity()
-    assert caught.value.todo == install_command("gcore-core[tls]")
+    assert caught.value.todo == install_command("cryptography>=44")
 
 
 def test_only_who_makes_an_identity_imports_cryptography() -> None:
@@ -801,7 +802,8 @@ def test_only_who_makes_an_identity_imports_cryptography() -> None:
     program = """
 import asyncio, sys
 from gcore_core.kits import launching
-from gcore_core.runtime.process import agent, worker
+from gcore_core.runtime.process import worker
+from gcore_nodes import agent
 from gcore_core.runtime.rpc import tls
 from gcore_core.runtime.rpc.service import Service
 
@@ -812,7 +814,8 @@ async def serve(address, identity):
 
 asyncio.run(serve(sys.argv[1], sys.stdin.buffer.read()))
 print("cryptography" in sys.modules)
-launching.make_identity()
+from gcore_nodes.identity import make_identity
+make_identity()
 print("cryptography" in sys.modules)
 """
     ended = subprocess.run(
@@ -836,7 +839,7 @@ def test_a_server_context_lets_in_clients_without_a_certificate() -> None:
         writer.close()
 
     async def go() -> bytes:
-        context = tls.server_context(IDENTITY)
+        context = server_context(IDENTITY)
         async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
             port = server.sockets[0].getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client)
@@ -847,5 +850,5 @@ def test_a_server_context_lets_in_clients_without_a_certificate() -> None:
 
     assert asyncio.run(go()) == b"hello"
     with pytest.raises(ContractError, match="identity"):
-        tls.server_context(b"none")
+        server_context(b"none")
     assert b"PRIVATE" not in tls.certificate_of(IDENTITY)

@@ -3,10 +3,8 @@
 A launcher starts it by ``python -m gcore_core.runtime.process.agent``. It ends at a signal, or when
 its lifeline ends: a pipe from its launcher. Workers and slabs end with their agent.
 
-A launcher for several machines starts it with ``--stdin`` (``spawn``). On another machine than the
-launcher's it lives on a lease, too (``lease``), since a link that is cut ends no pipe. Its
-supervisor may come back within the term, over another connection, so its workers go on until the
-lease has expired.
+A launcher for several machines starts an agent of its own in its place, which derives from this one
+and joins its store and its files with those of the others.
 """
 
 from __future__ import annotations
@@ -22,25 +20,22 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from gcore_core.contract.errors import AddressError, ContractError, WorkerDied, WorkerError
+from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
+from gcore_core.contract.remote_store import NodeStore, RemoteStore
 from gcore_core.runtime.messages import (
-    END_WORKERS,
     EXITS,
-    HOLD_LEASE,
     KILL,
-    LEAVING,
     METER,
     RESTART_EXIT_CODE,
     SPAWN,
     USAGE,
-    HoldLease,
     KillRequest,
     MeterReply,
     MeterRequest,
@@ -50,11 +45,8 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process.caretaker import start_caretaker
-from gcore_core.runtime.process.lease import Lease
-from gcore_core.runtime.process.leftovers import Record, clear_up
+from gcore_core.runtime.process.leftovers import Record
 from gcore_core.runtime.process.metering import Metering
-from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.shared_files import Maker, SharedFiles
 from gcore_core.runtime.process.spawn import (
     environment_of,
@@ -62,15 +54,13 @@ from gcore_core.runtime.process.spawn import (
     send_signal,
     spawn_process,
 )
-from gcore_core.runtime.rpc.keepalive import noticed_within_s
 from gcore_core.runtime.rpc.service import Call, Service
 from gcore_core.runtime.shells.overruns import Hold, describe_called, describe_running, note_path
-from gcore_core.runtime.store.mirrors import push_memory
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.store.client import push_memory
+from gcore_core.runtime.store.server import SlabService, StoreSpec, one_node
 
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
-_CLOSE_S = 1.5  # an agent whose connections are cut has closed them, and its store, within these
 _LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
 #: A worker that is stopped, as by SIGSTOP, is ended after so many times ``run.patience_s``. Where
 #: it serves, who waits for it notices before.
@@ -80,10 +70,6 @@ _HOLD_LOOK_S = 0.5  # so often it looks whether a reward holds a scorer for too 
 _STACKS_S = 0.5  # a process that hangs has so long to write its stacks
 _TAIL_LINES = 20  # of a worker's log, shown when it ends
 _TAIL_BYTES = 8192  # read for them
-#: What a process sends to the agent that it has started, to pass a SIGTERM on. Whoever signals all
-#: processes of a machine reaches both. Then the agent gets two signals, and counts them as one.
-SIGTERM_PASSED_ON = signal.SIGRTMIN + signal.SIGTERM
-TERMINATIONS = (signal.SIGTERM, SIGTERM_PASSED_ON)
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,27 +78,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: the agent's.
     addresses: name of every process that it may talk to -> its address.
     secret: the run's.
-    identity: of the run, for TLS between machines; empty where the run has one machine. As secret
-        as ``secret``.
-    public: a further address at which this agent serves those on other machines; "" for none.
     store: the settings of this node's store.
     meeting: the run's private directory. The agent removes it at its end, as the launcher may be
         gone then.
     record: the file in which the agent writes down what it has started, see ``leftovers``; "" for
         none.
-    lease_s: the term of its lease, for which it goes on without a connection to its supervisor; 0:
-        it has none, and its lifeline alone says when it ends.
-    start_s: the first term of that lease, in which its supervisor has to reach it; 0: ``lease_s``.
-    is_remote: it is on another machine than its launcher, and nothing was prepared for it. It makes
-        ``meeting``, which must not exist, and the directories of logs, and clears up after an agent
-        that was lost. When it has lost its supervisor, its workers go on for the lease's term.
-    silence_s: its connections with other machines end after so long without a sign of life, see
-        ``RpcNetwork``.
-    directory: where its workers run, if it exists on this machine; "": where the agent is started.
-    bulk: name of every node's agent -> the address at which it serves content to the others, see
-        ``gcore_core.runtime.store.bulk``; this agent listens at its own. Empty for one node.
-    leave_s: it may leave the run on purpose, and ends when it was not let go for so long after it
-        has asked, see ``Agent.terminated``; 0: it may not, and ends at the first SIGTERM.
     """
 
     name: str
@@ -121,49 +91,36 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSpec
     meeting: str
     record: str = ""
-    is_remote: bool = False
-    silence_s: float = 0.0
-    directory: str = ""
-    identity: bytes = b""
-    public: str = ""
-    lease_s: float = 0.0
-    start_s: float = 0.0
-    bulk: dict[str, str] = {}
-    leave_s: float = 0.0
-
-
-def split_patience(patience_s: float) -> tuple[float, float]:
-    """Divides the time within which all on a machine that is cut off has ended.
-
-        silence, until the kernel notices | lease | workers end | the agent ends
-
-    Returns (silence_s, lease_s) of its agent.
-
-    patience_s: at least ``config.LEAST_PATIENCE_S``.
-    """
-    silence_s = patience_s / 2
-    lease_s = patience_s - noticed_within_s(silence_s) - GRACE_S - _CLOSE_S
-    return silence_s, lease_s
 
 
 class Agent:
     """Starts and watches the workers of one node, and serves its slabs.
 
+    An agent of a launcher may derive from it. What it overrides, it extends: ``register``, ``end``,
+    ``signals`` and ``spawn``.
+
+    name: of the agent.
     slabs: the agent's side of the store.
     stopped: set when the agent is to end.
     """
 
-    def __init__(self, spec: AgentSpec, network: Network) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        network: Network,
+        *,
+        join: Callable[[NodeStore], RemoteStore] = one_node,
+        is_remote: bool = False,
+    ) -> None:
+        """Prepares an agent; nothing is served yet.
+
+        join: joins this node's store with those of others.
+        is_remote: its supervisor is on another machine, so it cannot be seen here whether that
+            lives.
+        """
         self._spec = spec
-        self.slabs = SlabService(
-            spec.store,
-            spec.secret,
-            spec.bulk,
-            spec.identity,
-            self._push_memory,
-            lambda sha256: self._node_files.offered(sha256),
-        )
-        self._node_files = NodeFiles(spec.name, self.slabs.client)
+        self.name = spec.name
+        self.slabs = SlabService(spec.store, spec.secret, join)
         self.stopped = asyncio.Event()
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
@@ -174,28 +131,17 @@ class Agent:
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
         self._record = Record(
-            spec.record, (spec.store.directory, spec.meeting), is_remote=spec.is_remote
+            spec.record, (spec.store.directory, spec.meeting), is_remote=is_remote
         )
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
-        # It waits for this process's end as long as this is held.
-        self._caretaker = start_caretaker(spec.record) if spec.is_remote else None
         self._stopping = False
-        self._terminations = dict.fromkeys(TERMINATIONS, 0)
-        self._is_leaving = asyncio.Event()
-        self._lease: Lease | None = None
-        if spec.lease_s:
-            self._lease = Lease(spec.lease_s, expired=self.end, first_term_s=spec.start_s)
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
-        self._node_files.register(service)
         service.add(SPAWN, self.spawn)
-        service.add(END_WORKERS, self.end_workers)
-        service.add(HOLD_LEASE, self.hold_lease)
         service.add(EXITS, self.exits)
-        service.add(LEAVING, self.leaving)
         service.add(USAGE, self.usage)
         service.add(METER, self.meter)
         service.add(KILL, self.kill)
@@ -206,15 +152,13 @@ class Agent:
             self._looking = asyncio.ensure_future(self._look_regularly())
         for spec in request.workers:
             make_meeting(spec)
-            if self._spec.is_remote:
-                Path(spec.log).parent.mkdir(parents=True, exist_ok=True)
             process = await self._start(spec)
             task = asyncio.ensure_future(self._watch(spec, process))
             self._watching.add(task)
             task.add_done_callback(self._watching.discard)
         return Nothing()
 
-    def _push_memory(self, worker: str) -> Path | None:
+    def push_memory(self, worker: str) -> Path | None:
         """Returns the file from which a worker of this node pushes weights; None for any other."""
         known = worker in self._specs
         return push_memory(Path(self._spec.store.directory), worker) if known else None
@@ -360,48 +304,13 @@ class Agent:
             await end_hung(process)
         return Nothing()
 
-    async def hold_lease(self, request: HoldLease, call: Call) -> AsyncGenerator[Nothing, None]:
-        """Keeps the agent alive; its one item says that it does.
-
-        Raises WorkerDied when the agent is ending, and ContractError when it has no lease.
-        """
-        if self._lease is None:
-            raise ContractError("it has no lease to hold", where=self._spec.name)
-        if self.stopped.is_set():
-            name = self._spec.name
-            raise WorkerDied("the node agent is ending", where=name, process=name)
-        with self._lease.held(f"the supervisor (pid {request.pid})"):
-            yield Nothing()
-            await asyncio.Event().wait()
-
     def end(self) -> None:
         """Tells the agent to end; ``stop`` does the work."""
         self.stopped.set()
-        if self._lease is not None:
-            self._lease.close()
 
-    def terminated(self, number: int) -> None:
-        """Takes a SIGTERM, one of ``TERMINATIONS``: that came directly, or was passed on.
-
-        The first asks the run to do without this node, where it may leave, and its work goes on
-        until the run's next checkpoint. The second ends it, and so does the end of ``leave_s``.
-        """
-        before = max(self._terminations.values())
-        self._terminations[number] += 1
-        now = max(self._terminations.values())
-        if now == before:  # it has come by the other way already
-            return
-        if now > 1 or not self._spec.leave_s:
-            self.end()
-            return
-        log.info("it asks to leave the run, and ends after %g s at the latest", self._spec.leave_s)
-        asyncio.get_running_loop().call_later(self._spec.leave_s, self.end)
-        self._is_leaving.set()
-
-    async def leaving(self, request: Nothing, call: Call) -> AsyncGenerator[Nothing, None]:
-        """Streams one item when the agent asks to leave, also to who asks for it later."""
-        await self._is_leaving.wait()
-        yield Nothing()
+    def signals(self) -> Mapping[int, Callable[[], None]]:
+        """Returns what is called at a signal."""
+        return dict.fromkeys((signal.SIGINT, signal.SIGTERM), self.end)
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything that the agent has started."""
@@ -413,11 +322,10 @@ class Agent:
         if not self._workers:
             self._record.close()
 
-    async def end_workers(self, request: Nothing, call: Call) -> Nothing:
+    async def end_workers(self) -> None:
         """Ends all workers, before the agent itself is to end."""
         self._stopping = True
         await self._end_workers(GRACE_S)
-        return Nothing()
 
     async def _end_workers(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
@@ -524,30 +432,21 @@ def _tail(path: str) -> str:
     return b"\n".join(lines).decode("utf-8", "replace")
 
 
-async def _main(spec: AgentSpec, lifeline: int) -> None:
-    """Serves an agent until it is told to end; then ends what it has started, and its store."""
-    from gcore_core.runtime.rpc.sockets import RpcNetwork
+async def serve_agent(agent: Agent, network: Network, meeting: str, lifeline: int) -> None:
+    """Serves an agent until it is told to end; then ends what it has started, and its store.
 
+    meeting: the run's private directory, which is removed.
+    lifeline: a pipe that nobody writes to. It becomes readable when it ends: who held it is gone.
+    """
     loop = asyncio.get_running_loop()
-    public = {spec.name: spec.public} if spec.public else {}
-    network = RpcNetwork(
-        spec.addresses,
-        spec.secret,
-        identity=spec.identity,
-        public=public,
-        silence_s=spec.silence_s,
-    )
-    agent = Agent(spec, network)
-    service = Service(spec.name)
+    service = Service(agent.name)
     agent.register(service)
-    # Nobody writes to the pipe. It becomes readable when it ends: who held it is gone.
     loop.add_reader(lifeline, agent.end)
-    loop.add_signal_handler(signal.SIGINT, agent.end)
-    for sign in TERMINATIONS:
-        loop.add_signal_handler(sign, agent.terminated, sign)
+    for number, called in agent.signals().items():
+        loop.add_signal_handler(number, called)
     try:
-        agent.slabs.open()
-        await network.serve(spec.name, service)
+        agent.slabs.remote.open()
+        await network.serve(agent.name, service)
         await agent.stopped.wait()
     finally:
         # The workers end first: they use the network and the slabs.
@@ -555,49 +454,25 @@ async def _main(spec: AgentSpec, lifeline: int) -> None:
         await agent.stop(GRACE_S)
         await network.close()
         agent.slabs.close()
-        shutil.rmtree(spec.meeting, ignore_errors=True)
+        shutil.rmtree(meeting, ignore_errors=True)
+
+
+def log_as(name: str) -> None:
+    """Has this process write its log as the agent of that name."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
+
+
+async def _main(spec: AgentSpec, lifeline: int) -> None:
+    from gcore_core.runtime.rpc.sockets import RpcNetwork
+
+    network = RpcNetwork(spec.addresses, spec.secret)
+    await serve_agent(Agent(spec, network), network, spec.meeting, lifeline)
 
 
 def main() -> None:
     spec, lifeline = read_spec("a node agent; started by a launcher only", AgentSpec)
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
-    )
-    if spec.is_remote:
-        _prepare(spec)
+    log_as(spec.name)
     asyncio.run(_main(spec, lifeline))
-
-
-def _prepare(spec: AgentSpec) -> None:
-    """Makes what a launcher on the same machine has made before it starts an agent.
-
-    Raises AddressError when the meeting place cannot be made, or exists.
-    """
-    if spec.record:
-        record = Path(spec.record)
-        try:
-            record.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise AddressError(
-                f"the run's directory cannot be made: {error.strerror}",
-                where=str(record.parent),
-                todo="set run.dir to a directory that you may make on every host",
-            ) from error
-        clear_up(record)
-    try:
-        Path(spec.meeting).mkdir(mode=0o700)
-    except OSError as error:
-        raise AddressError(
-            f"no directory for the run's sockets can be made: {error.strerror}",
-            where=spec.meeting,
-            todo="name a directory that exists on every host, and that you may write to, in "
-            "launcher.config.socket_dir",
-        ) from error
-    if spec.directory:
-        try:
-            os.chdir(spec.directory)
-        except OSError as error:
-            log.warning("workers run in %s: %s", os.getcwd(), error)
 
 
 if __name__ == "__main__":

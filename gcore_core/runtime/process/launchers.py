@@ -37,15 +37,13 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process.addresses import check_ports
 from gcore_core.runtime.process.agent import AgentSpec, end_hung, make_meeting, process_usage
 from gcore_core.runtime.process.compute import DirectCompute
-from gcore_core.runtime.process.config import LocalConfig
+from gcore_core.runtime.process.config import LocalConfig, check_ports
 from gcore_core.runtime.process.devices import find_devices
 from gcore_core.runtime.process.leftovers import RECORD, clear_up
 from gcore_core.runtime.process.main_thread import ThreadedLimits
 from gcore_core.runtime.process.metering import Metering
-from gcore_core.runtime.process.node_files import NodeFiles
 from gcore_core.runtime.process.spawn import (
     SHARED_MEMORY,
     allow_open_files,
@@ -254,11 +252,9 @@ class InlineAgent:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
         self._metering = Metering()
-        self._node_files = NodeFiles(AGENT, self.slabs.client)
 
     def register(self, service: Service) -> None:
         self.slabs.register(service)
-        self._node_files.register(service)
         service.add(SPAWN, self.spawn)
         service.add(EXITS, self.exits)
         service.add(USAGE, self.usage)

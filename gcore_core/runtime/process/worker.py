@@ -49,8 +49,7 @@ from gcore_core.runtime.process.spawn import read_spec
 from gcore_core.runtime.rpc.loop_delays import TimedLoop
 from gcore_core.runtime.rpc.retry import insist, insist_anew
 from gcore_core.runtime.rpc.service import Call, Service, to_wire
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.mirrors import push_memory
+from gcore_core.runtime.store.client import StoreReader, StoreWriter, push_memory
 from gcore_core.runtime.worker_settings import (
     AnnotatorSettings,
     GeneratorSettings,

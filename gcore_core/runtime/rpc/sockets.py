@@ -70,7 +70,7 @@ class RpcNetwork:
     """Peers by name.
 
     addresses: name of every process that this one may talk to -> its address.
-    identity: of the run, see ``tls.make_identity``; empty where no address is a ``tls:`` one.
+    identity: of the run, see ``tls``; empty where no address is a ``tls:`` one.
     public: name -> a further address at which that process serves those on other machines. It
         matters for the processes that are served here.
     timeout_s: how long a connection is tried, until somebody answers at the address.
@@ -536,7 +536,7 @@ def _check_tls(address: str, identity: bytes) -> None:
         raise AddressError(
             "refused to use TLS without the run's certificate",
             where=address,
-            todo="have the launcher make one: gcore_core.kits.launching.make_identity",
+            todo="have the launcher make one: gcore_nodes.identity.make_identity",
         )
 
 

@@ -66,8 +66,7 @@ from gcore_core.runtime.shells.refined_prompts import RefinedPrompts
 from gcore_core.runtime.shells.rounds import Rounds
 from gcore_core.runtime.shells.sleep_note import SleepNote
 from gcore_core.runtime.shells.weights_follower import WeightsFollower
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.mirrors import note_error
+from gcore_core.runtime.store.client import StoreWriter, note_error
 from gcore_core.runtime.worker_settings import GeneratorSettings
 
 log = logging.getLogger(__name__)

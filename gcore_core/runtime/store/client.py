@@ -602,3 +602,14 @@ def _take_back(slab: _OpenSlab, end: int, kept: Mapping[Ref, Ref]) -> None:
         if kept_ref == ref or ref.slab != slab.name:
             return
         slab.used = ref.offset - STAMP_BYTES
+
+
+def push_memory(directory: Path, worker: str) -> Path:
+    """Returns the file, in its node's store, from which a worker pushes weights."""
+    return directory / f"{worker}-push"
+
+
+def note_error(task: asyncio.Task[Any]) -> None:
+    """Keeps asyncio from telling of an error that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

@@ -25,7 +25,7 @@ An example, with shards 0 and 1 and two generators, g0 and g1:
 When the budget is used up, a writer waits until a slab is given back. When none was for
 ``patience_s``, slabs are made on disk; such a slab is removed when it is given back. Copies of
 other nodes' content lie among the free slabs as a cache. How they come from there is the matter of
-``bulk``.
+a ``RemoteStore``.
 
 When room is needed, free slabs are removed in the order in which they were given back, copies among
 them. Where the room is for a copy, it gets the memory of the first of these copies of which nobody
@@ -41,15 +41,16 @@ import fcntl
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.contract.records import Ref
+from gcore_core.contract.remote_store import MirrorRequest, NodeStore, RemoteStore
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
@@ -57,23 +58,12 @@ from gcore_core.runtime.messages import (
     RELEASE,
     SLAB,
     BlobRequest,
-    MirrorRequest,
     Nothing,
     Released,
     ReleaseRequest,
     SlabRequest,
 )
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.bulk import (
-    STREAMS,
-    BulkClient,
-    BulkServer,
-    MirroredContent,
-    OfferedFile,
-    Region,
-    StoredContent,
-    What,
-)
 from gcore_core.runtime.store.client import (
     COPY,
     NOTHING_RELEASED,
@@ -84,8 +74,8 @@ from gcore_core.runtime.store.client import (
     is_over,
     map_file,
     no_memory,
+    note_error,
 )
-from gcore_core.runtime.store.mirrors import Mirrors, note_error
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
 SLAB_BYTES = (8 << 20) + 4096
@@ -103,7 +93,6 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
         ``patience_s``.
     budget_bytes: for all slabs in ``directory``; those in ``spill`` do not count.
     patience_s: see ``spill``.
-    bulk_streams: connections to another node over which a large content comes at once.
     """
 
     node: str
@@ -111,7 +100,6 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     spill: str
     budget_bytes: int = 1 << 30
     patience_s: float = 5.0
-    bulk_streams: int = STREAMS
 
 
 @dataclass
@@ -135,37 +123,56 @@ class _SlabFile:
     mapped: memoryview | None = None
 
 
-class SlabService:
-    """The slabs of one node, served to its workers and to other nodes' agents.
+class OneNode:
+    """Is the ``RemoteStore`` where there is one node: others have nothing."""
 
-    bulk: name of a node -> the address at which it serves content, see ``bulk``; empty where there
-        is one node. This node serves at its own, from ``open`` on.
-    identity: the run's; empty where there is one node.
-    push_memory: name of a worker of this node -> the file from which it pushes weights; None for
-        who is no worker of this node. It is called in any thread.
-    offered: SHA-256 of a file that this node gives to others -> its path; None for any other. It is
-        called in any thread.
+    def open(self) -> None:
+        pass
+
+    async def fetch(
+        self,
+        ref: Ref,
+        memory: memoryview,
+        progress: Callable[[], None],
+        *,
+        is_unmapped: bool,
+    ) -> None:
+        raise _unknown(ref.node)
+
+    async def mirror(self, bucket: MirrorRequest, progress: Callable[[], None]) -> str:
+        raise _unknown(bucket.node)
+
+    def close(self) -> None:
+        pass
+
+
+def _unknown(node: str) -> ContractError:
+    return ContractError("no address is known for its content", where=f"node {node}")
+
+
+def one_node(store: NodeStore) -> RemoteStore:
+    """Joins a node's store with no other."""
+    return OneNode()
+
+
+class SlabService:
+    """The slabs of one node, served to its workers.
+
+    node, directory: see ``NodeStore``, which this is.
+    remote: what other nodes have.
     """
 
     def __init__(
         self,
         spec: StoreSpec,
         secret: bytes,
-        bulk: Mapping[str, str] | None = None,
-        identity: bytes = b"",
-        push_memory: Callable[[str], Path | None] = lambda worker: None,
-        offered: Callable[[str], Path | None] = lambda sha256: None,
+        join: Callable[[NodeStore], RemoteStore] = one_node,
     ) -> None:
+        """join: joins this store with those of other nodes."""
         self._spec = spec
         self._secret = secret
-        self._push_memory = push_memory
-        self._offered = offered
-        self._client = BulkClient(bulk or {}, secret, identity, spec.bulk_streams)
-        address = (bulk or {}).get(spec.node)
-        self._server: BulkServer | None = None
-        if address is not None:
-            self._server = BulkServer(spec.node, address, secret, self._find, identity)
-        self._directory = Path(spec.directory)
+        self.node = spec.node
+        self.directory = Path(spec.directory)
         self._spill = Path(spec.spill)
         # A slab's size is a multiple of this: ``SLAB_BYTES``, or an eighth of a small budget.
         eighth_in_pages = max(1, spec.budget_bytes >> 15)  # an eighth is >> 3, a page is >> 12
@@ -175,8 +182,8 @@ class SlabService:
         self._given_back = asyncio.Event()
         self._notes: list[str] = []
         self._notes_read = 0
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._mirrors = Mirrors(self._directory, self._client)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.remote = join(self)
         self._slabs: dict[str, _SlabFile] = {}  # taken, by name
         self._free: list[_SlabFile] = []  # the one that was given back first comes first
         self._used_bytes = 0  # in memory, taken and free
@@ -184,7 +191,7 @@ class SlabService:
         self._released: dict[str, Released] = defaultdict(dict)
         self._ended = set[str]()  # owners
         self._blobs: dict[tuple[int, str, tuple[int, ...]], Ref] = {}  # by digest, dtype, shape
-        self._reader = StoreReader(self._directory, self._spec.node, self._secret)
+        self._reader = StoreReader(self.directory, self._spec.node, self._secret)
         self._full_since_s = float("inf")
 
     def register(self, service: Service) -> None:
@@ -195,27 +202,9 @@ class SlabService:
         service.add(FETCH, self.fetch)
         service.add(MIRROR, self.mirror)
 
-    def open(self) -> None:
-        """Serves content to other nodes from now on. Raises AddressError."""
-        if self._server is not None:
-            self._server.start()
-
-    @property
-    def client(self) -> BulkClient:
-        """What reads content of other nodes."""
-        return self._client
-
-    @property
-    def sent_bytes(self) -> int:
-        """How much content was sent to other nodes so far."""
-        return 0 if self._server is None else self._server.sent_bytes
-
     def close(self) -> None:
-        self._client.close()
-        self._mirrors.clear()
-        if self._server is not None:
-            self._server.close()
-        for directory in (self._directory, self._spill):
+        self.remote.close()
+        for directory in (self.directory, self._spill):
             shutil.rmtree(directory, ignore_errors=True)
 
     # -- taking a slab -----------------------------------------------------------------------------
@@ -304,9 +293,9 @@ class SlabService:
         if not slab.copy_of or slab.spilled:
             return False
         self._copies.pop(slab.copy_of, None)
-        old_path = self._directory / slab.name
+        old_path = self.directory / slab.name
         slab.name = self._new_name(is_copy=True)
-        path = self._directory / slab.name
+        path = self.directory / slab.name
         old_path.rename(path)
         handle = os.open(path, os.O_RDWR)
         try:
@@ -328,7 +317,7 @@ class SlabService:
         if slab.nbytes != nbytes:
             slab.mapped = None
         if slab.nbytes > nbytes:
-            os.truncate(self._directory / slab.name, nbytes)
+            os.truncate(self.directory / slab.name, nbytes)
         self._used_bytes += nbytes - slab.nbytes
         slab.nbytes = nbytes
         return slab
@@ -355,17 +344,17 @@ class SlabService:
         Raises DataError where there is no memory or disk for it.
         """
         name = self._new_name(is_copy=not allocated)
-        path = self._directory / name
+        path = self.directory / name
         if spilled:
             self._spill.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = self._spill.resolve() / name
-            (self._directory / name).symlink_to(path)
+            (self.directory / name).symlink_to(path)
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             if allocated:
                 allocate(path, nbytes, "slab")
         except (OSError, DataError) as error:
-            for leftover in {path, self._directory / name}:
+            for leftover in {path, self.directory / name}:
                 leftover.unlink(missing_ok=True)
             if isinstance(error, DataError):
                 raise
@@ -377,7 +366,7 @@ class SlabService:
     def _remove(self, slab: _SlabFile) -> None:
         """Removes its file. Who has it mapped keeps what it sees."""
         self._copies.pop(slab.copy_of, None)
-        path = self._directory / slab.name
+        path = self.directory / slab.name
         path.resolve().unlink()
         path.unlink(missing_ok=True)  # the link to a spilled one
         if not slab.spilled:
@@ -446,28 +435,15 @@ class SlabService:
 
     # -- other nodes -------------------------------------------------------------------------------
 
-    def _find(self, what: What) -> Region:
-        """Says where a content lies that another node asks for. It is called in any thread."""
-        if isinstance(what, StoredContent):
-            ref = what.ref
-            self._reader.check(ref)
-            self._reader.check_node(ref)
-            return Region(self._directory / Path(ref.slab).name, ref.offset, ref.nbytes)
-        if isinstance(what, MirroredContent):
-            return self._mirrors.find(what)
-        if isinstance(what, OfferedFile):
-            file = self._offered(what.sha256)
-            if file is None:
-                raise DataError(f"no file {what.sha256} is given here", where=self._spec.node)
-            return Region(file, what.offset, what.nbytes)
-        path = self._push_memory(what.worker)
-        if path is None:
-            raise DataError(f"no worker {what.worker!r} pushes here", where=self._spec.node)
-        return Region(path, what.offset, what.nbytes)
+    def file_of(self, ref: Ref) -> Path:
+        """See ``NodeStore``."""
+        self._reader.check(ref)
+        self._reader.check_node(ref)
+        return self.directory / Path(ref.slab).name
 
     async def mirror(self, request: MirrorRequest, call: Call) -> str:
         """Brings a bucket of a push from another node; returns the path of the memory with it."""
-        return await self._mirrors.bring(request, self._progress)
+        return await self.remote.mirror(request, self._progress)
 
     async def fetch(self, ref: Ref, call: Call) -> Ref:
         """Returns the reference of this node's copy of what another node has.
@@ -497,9 +473,7 @@ class SlabService:
             )
             memory = mapped[STAMP_BYTES : STAMP_BYTES + ref.nbytes]
             room = Room(memory, mapped[:STAMP_BYTES], bare, self._secret)
-            await self._client.read(
-                ref.node, StoredContent(ref), memory, self._progress, is_unmapped=is_unmapped
-            )
+            await self.remote.fetch(ref, memory, self._progress, is_unmapped=is_unmapped)
             digest = await asyncio.to_thread(xxhash.xxh3_64_intdigest, memory)
             if digest != ref.digest:
                 raise DataError(
@@ -514,7 +488,7 @@ class SlabService:
 
     def _mapped_copy(self, slab: _SlabFile) -> memoryview:
         """Maps the file of a copy. The threads that write there map its pages, side by side."""
-        path = self._directory / slab.name
+        path = self.directory / slab.name
         mapped = memoryview(map_file(path, writable=True, populate=False))
         if not slab.spilled and slab.nbytes * _MOST_MAPPED >= self._spec.budget_bytes:
             slab.mapped = mapped
@@ -544,7 +518,7 @@ class SlabService:
             self._slabs[slab.name] = slab
 
     def _allocate_missing(self, slab: _SlabFile) -> None:
-        path = self._directory / slab.name
+        path = self.directory / slab.name
         if path.stat().st_blocks * 512 < slab.nbytes:  # Linux counts blocks of 512 bytes
             allocate(path, slab.nbytes, "slab")
 

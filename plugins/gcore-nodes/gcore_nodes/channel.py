@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError, WorkerDied
-from gcore_core.kits.launching import LENGTH_BYTES, framed, length_at
+from gcore_core.kits.wire import LENGTH_BYTES, framed, length_at
 
 _NONCE_BYTES = 32
 _STRANGER_LIMIT_BYTES = 256  # a message before the proof

@@ -1,7 +1,7 @@
 """The launcher ``nodes/command``: one node agent on each host, started through a command.
 
-    facts     {command} python -m gcore_core.runtime.process.facts      all hosts at once
-    agents    {command} python -m gcore_core.runtime.process.agent --stdin
+    facts     {command} python -m gcore_nodes.facts      all hosts at once
+    agents    {command} python -m gcore_nodes.agent --stdin
     closing   the end of each agent's standard input, then of its command
 
 The run's secret and its certificate come to an agent by standard input, so they are in no argument,
@@ -19,11 +19,12 @@ from pathlib import Path
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.launching import FoundNodes
-from gcore_core.kits.launching import AgentSpec, MachineFacts
-from gcore_core.kits.machines import AGENT, Host, MachinesLauncher, StartedAgent, start_by_command
+from gcore_nodes.agent import MachineAgentSpec
 from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
+from gcore_nodes.facts import MachineFacts
 from gcore_nodes.hosts import find_hosts
+from gcore_nodes.machines import AGENT, Host, MachinesLauncher, StartedAgent, start_by_command
 
 log = logging.getLogger(__name__)
 _LOOK_S = 3.0  # between two looks for hosts that have come
@@ -132,7 +133,7 @@ class CommandLauncher(MachinesLauncher):
         """See ``MachinesLauncher``. It is not asked again while the list has it."""
         self._left.add(host)
 
-    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+    async def start(self, host: str, spec: MachineAgentSpec, log: Path) -> StartedAgent:
         command = command_for(self._command, host, (self._python, *AGENT))
         return await start_by_command(command, spec, log)
 

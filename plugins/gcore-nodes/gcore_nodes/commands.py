@@ -7,22 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.launching import MachineFacts
-from gcore_core.kits.machines import FACTS, end_command, read_facts
-
-
-def check_template(template: str) -> None:
-    """Raises ValueError unless ``template`` is a command with ``{host}`` in it."""
-    try:
-        words = shlex.split(template)
-    except ValueError as error:
-        raise ValueError(f"command {template!r} cannot be split into words: {error}") from error
-    if not any("{host}" in word for word in words):
-        raise ValueError(
-            f"command must say where {{host}} goes, as in 'ssh {{host}}': {template!r}"
-        )
-    if "{host}" in words[0]:
-        raise ValueError(f"command must begin with a program, not with {{host}}: {template!r}")
+from gcore_nodes.facts import MachineFacts
+from gcore_nodes.machines import FACTS, end_command, read_facts
 
 
 def command_for(template: str, host: str, words: Sequence[str]) -> list[str]:

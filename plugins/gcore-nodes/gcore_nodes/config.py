@@ -5,9 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from gcore_core.kits.machines import MachinesConfig
-from gcore_nodes.commands import check_template
 from gcore_nodes.hosts import listed
+from gcore_nodes.machines_config import MachinesConfig
 from gcore_nodes.token import TOKEN_VARIABLE
 
 
@@ -84,3 +83,17 @@ class JoinConfig(MachinesConfig):
         named = len(self.hosts) if isinstance(self.hosts, list) else self.hosts
         if isinstance(named, int) and (self.min_hosts or 1) > named:
             raise ValueError(f"min_hosts is {self.min_hosts}, and hosts is {self.hosts}")
+
+
+def check_template(template: str) -> None:
+    """Raises ValueError unless ``template`` is a command with ``{host}`` in it."""
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise ValueError(f"command {template!r} cannot be split into words: {error}") from error
+    if not any("{host}" in word for word in words):
+        raise ValueError(
+            f"command must say where {{host}} goes, as in 'ssh {{host}}': {template!r}"
+        )
+    if "{host}" in words[0]:
+        raise ValueError(f"command must begin with a program, not with {{host}}: {template!r}")

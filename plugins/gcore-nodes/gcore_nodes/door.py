@@ -20,13 +20,8 @@ import msgspec
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError
-from gcore_core.kits.launching import (
-    AgentSpec,
-    MachineFacts,
-    certificate_of,
-    make_identity,
-    server_context,
-)
+from gcore_core.kits.wire import certificate_of
+from gcore_nodes.agent import MachineAgentSpec
 from gcore_nodes.channel import (
     Channel,
     End,
@@ -40,7 +35,9 @@ from gcore_nodes.channel import (
     admit,
     fingerprint,
 )
+from gcore_nodes.facts import MachineFacts
 from gcore_nodes.hosts import natural_order
+from gcore_nodes.identity import make_identity, server_context
 
 log = logging.getLogger(__name__)
 _PROOF_S = 10.0  # who connects has so long to prove that he knows the token
@@ -73,7 +70,7 @@ class JoinedNode:
         self._ended = asyncio.Event()
         self._log: Path | None = None
 
-    def start(self, spec: AgentSpec, log_file: Path) -> None:
+    def start(self, spec: MachineAgentSpec, log_file: Path) -> None:
         """Has the node start its agent."""
         self._log = log_file
         self._log.touch()

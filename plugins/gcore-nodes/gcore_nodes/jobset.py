@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         help="values that win over the file",
     )
     parser.add_argument(
-        "--image", required=True, help="with gcore-core[tls], gcore-nodes and the job's plugins"
+        "--image", required=True, help="with gcore-core, gcore-nodes and the job's plugins"
     )
     parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
     parser.add_argument("--gpus-per-node", type=count, metavar="N", help="default: none is asked")

@@ -30,12 +30,8 @@ import msgspec
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
-from gcore_core.kits.launching import (
-    SIGTERM_PASSED_ON,
-    AgentSpec,
-    machine_facts,
-    spawn_over_input,
-)
+from gcore_core.kits.launching import spawn_over_input
+from gcore_nodes.agent import SIGTERM_PASSED_ON, MachineAgentSpec
 from gcore_nodes.channel import (
     Channel,
     End,
@@ -47,9 +43,10 @@ from gcore_nodes.channel import (
     Turned,
     connect,
 )
+from gcore_nodes.facts import machine_facts
 from gcore_nodes.token import TOKEN_VARIABLE, read_token
 
-_AGENT = (sys.executable, "-u", "-m", "gcore_core.runtime.process.agent")
+_AGENT = (sys.executable, "-u", "-m", "gcore_nodes.agent")
 _CONNECT_S = 20.0  # for one try to reach home; less when little time is left
 _LEAST_CONNECT_S = 2.0
 _AGAIN_S = 0.5  # between two tries to reach home
@@ -195,7 +192,7 @@ class Member:
         """Starts the agent. What it writes, and its end, are told to home."""
         reading, writing = os.pipe()
         try:
-            decoded = msgspec.msgpack.decode(spec, type=AgentSpec)
+            decoded = msgspec.msgpack.decode(spec, type=MachineAgentSpec)
             _say(f"starting {decoded.name}")
             # The path stands for the pipe, so that the agent's output comes here.
             log_file = f"/proc/self/fd/{writing}"

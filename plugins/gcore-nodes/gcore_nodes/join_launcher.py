@@ -25,12 +25,13 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import FoundNodes, Servable, Site
-from gcore_core.kits.launching import AgentSpec, MachineFacts, machine_facts, machine_identity
-from gcore_core.kits.machines import Host, MachinesLauncher, StartedAgent
+from gcore_nodes.agent import MachineAgentSpec
 from gcore_nodes.channel import Over
 from gcore_nodes.config import JoinConfig
 from gcore_nodes.door import Door, JoinedNode
+from gcore_nodes.facts import MachineFacts, machine_facts, machine_identity
 from gcore_nodes.hosts import find_hosts
+from gcore_nodes.machines import Host, MachinesLauncher, StartedAgent
 from gcore_nodes.token import read_token
 
 
@@ -151,7 +152,7 @@ class JoinLauncher(MachinesLauncher):
         finally:
             self._opens_site = False
 
-    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+    async def start(self, host: str, spec: MachineAgentSpec, log: Path) -> StartedAgent:
         node = self._nodes[host]
         node.start(spec, log)
         return node

@@ -13,10 +13,10 @@ import pytest
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.commands import ask_hosts, check_usable, command_for
 from gcore_nodes.config import CommandConfig
+from gcore_nodes.facts import MachineFacts, machine_identity
 
 from gcore_core import __version__
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.launching import MachineFacts, machine_identity
 
 #: Runs what follows the host, here.
 HERE = "env HOST={host}"

@@ -29,19 +29,15 @@ from gcore_nodes.channel import (
     proof,
 )
 from gcore_nodes.door import Door
+from gcore_nodes.facts import MachineFacts, machine_facts
 from gcore_nodes.hosts import natural_order
+from gcore_nodes.identity import make_identity, server_context
 from gcore_nodes.join import main
 from gcore_nodes.token import read_token
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, ContractError, WorkerDied
-from gcore_core.kits.launching import (
-    MachineFacts,
-    certificate_of,
-    machine_facts,
-    make_identity,
-    server_context,
-)
+from gcore_core.kits.wire import certificate_of
 
 TOKEN = b"the token of this run, long enough"
 OTHER = b"another token, which is long enough"

@@ -13,11 +13,11 @@ from gcore_nodes.channel import Over
 from gcore_nodes.command_launcher import CommandLauncher
 from gcore_nodes.config import CommandConfig
 from gcore_nodes.drain import drain
+from gcore_nodes.facts import machine_facts
 from gcore_nodes.join import Member, Wish
+from gcore_nodes.machines import Host
 
 from gcore_core.contract.errors import AddressError, ConfigError, WorkerDied
-from gcore_core.kits.launching import machine_facts
-from gcore_core.kits.machines import Host
 
 
 @pytest.fixture

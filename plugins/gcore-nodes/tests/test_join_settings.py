@@ -11,12 +11,12 @@ import pytest
 from gcore_nodes import join_launcher
 from gcore_nodes.channel import Over
 from gcore_nodes.config import JoinConfig
+from gcore_nodes.facts import machine_facts
 from gcore_nodes.join_launcher import JoinLauncher, listening_address
 
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.kits.commands import load_plan
-from gcore_core.kits.launching import machine_facts
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 

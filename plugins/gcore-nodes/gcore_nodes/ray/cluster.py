@@ -50,7 +50,7 @@ from gcore_nodes.ray.messages import (
     Wish,
 )
 
-_FACTS = ["-m", "gcore_core.runtime.process.facts"]
+_FACTS = ["-m", "gcore_nodes.facts"]
 _LOOK_S = 0.5  # between two looks at a placement group that is pending
 _SAY_S = 30.0  # so often what is missing is said
 _LOST_CODE = 255  # the exit code of an agent whose keeper is gone, as ssh answers

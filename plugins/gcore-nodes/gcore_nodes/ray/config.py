@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
-from gcore_core.kits.machines import MachinesConfig
+from gcore_nodes.machines_config import MachinesConfig
 
 
 @dataclass(frozen=True, kw_only=True)

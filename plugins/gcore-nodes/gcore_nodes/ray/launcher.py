@@ -1,7 +1,7 @@
 """The launcher ``ray``: one node agent on each machine that a Ray cluster has for the run.
 
-    facts     keepers, one on each machine, run python -m gcore_core.runtime.process.facts
-    agents    keepers run python -m gcore_core.runtime.process.agent --stdin
+    facts     keepers, one on each machine, run python -m gcore_nodes.facts
+    agents    keepers run python -m gcore_nodes.agent --stdin
     closing   the end of each agent's standard input, then of its keeper
 
 The agent of this machine is a child of this process; its keeper only holds the resources.
@@ -19,8 +19,10 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.launching import FoundNodes
-from gcore_core.kits.launching import AgentSpec, input_of, machine_identity
-from gcore_core.kits.machines import (
+from gcore_core.kits.launching import input_of
+from gcore_nodes.agent import MachineAgentSpec
+from gcore_nodes.facts import machine_identity
+from gcore_nodes.machines import (
     AGENT,
     AgentCommand,
     Host,
@@ -115,14 +117,14 @@ class RayLauncher(MachinesLauncher):
         slots = int(node.cpus) if is_cpu and self._ray.devices is None else None
         return Host(name=node.address, facts=facts, slots=slots or None)
 
-    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+    async def start(self, host: str, spec: MachineAgentSpec, log: Path) -> StartedAgent:
         assert self._link is not None
         (node,) = [node for node in self._link.nodes if node.address == host]
         command = [self._ray.python or "", *AGENT, "--stdin"]
         content = order(command, self._ray.environment, input_of(spec))
         return self._link.start(host, seal(content, node.public), log)
 
-    async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
+    async def start_home(self, spec: MachineAgentSpec, log: Path) -> AgentCommand:
         changed = dict(self._ray.environment)
         if self._visible is not None:
             changed.setdefault("CUDA_VISIBLE_DEVICES", self._visible)

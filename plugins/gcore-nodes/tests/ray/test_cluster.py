@@ -129,7 +129,7 @@ def test_nothing_is_left_and_nothing_secret_shows(two: Two, logs: Path) -> None:
             for name in ("cmdline", "environ"):
                 with contextlib.suppress(OSError):
                     told = (process / name).read_bytes()
-                    n_agents += b"gcore_core.runtime.process.agent" in told
+                    n_agents += b"gcore_nodes.agent" in told
                     for hidden in (site.secret, site.secret.hex().encode(), key):
                         assert hidden not in told, f"{name} of {process}"
         assert n_agents >= 2, "the agents were not looked at"

@@ -8,20 +8,20 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from gcore_nodes.facts import machine_facts
 from gcore_nodes.ray.config import RayConfig
 from gcore_nodes.ray.launcher import RayLauncher
 
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import ElasticLauncher, NodeFacts
-from gcore_core.kits.launching import machine_facts
 from gcore_core.runtime.rpc.service import Service
 
 pytestmark = pytest.mark.rest
 
 BEGIN = """
 import sys, msgspec
+from gcore_nodes.facts import machine_facts
 from gcore_nodes.ray.messages import *
-from gcore_core.kits.launching import machine_facts
 wish = msgspec.json.decode(sys.stdin.readline(), type=Wish)
 def tell(event):
     sys.stdout.buffer.write(msgspec.json.encode(event) + b"\\n")

@@ -9,17 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gcore_core.contract import run_files
 from gcore_core.contract.launching import ElasticLauncher, Launcher, Site
-from gcore_core.runtime.messages import (
-    HASH_FILES,
-    METER,
-    RECEIVE_FILE,
-    USAGE,
-    HashFiles,
-    MeterRequest,
-    Nothing,
-    ReceiveFile,
-)
+from gcore_core.contract.site_files import JobFiles
+from gcore_core.runtime.messages import METER, USAGE, MeterRequest, Nothing
 from gcore_core.runtime.rpc.service import Service
 from gcore_testing.contracts.base import Contract
 
@@ -98,17 +91,26 @@ class LauncherContract(Contract):
         visit(launcher, logs, look)
 
     def test_files_go_to_every_node_and_come_back(self, launcher: Any, logs: Path) -> None:
-        """As those of the job do, and those that workers write. With one node none travel."""
+        """Those of the job, and parts of checkpoints. On one disk all stay where they are."""
+        run = logs.parent
+        job = run / "job.yaml"
+        job.write_text("run: {name: files}\n")
+        part = run / run_files.CHECKPOINTS / "step-000001.partial" / "policy"
 
         async def look(site: Site) -> None:
-            sent = logs / "sent"
-            sent.write_bytes(bytes(range(256)) * 8)
-            for number, node in enumerate(name for name in site.nodes if name != site.home):
-                there = logs / f"there-{number}"
-                back = logs / f"back-{number}"
-                await _carry(site, (site.home, sent), (node, there))
-                await _carry(site, (node, there), (site.home, back))
-                assert back.read_bytes() == sent.read_bytes()
+            named = dict.fromkeys(site.nodes, frozenset({str(job)}))
+            await site.files.provide(JobFiles(paths=named), lambda text, share: None)
+            async with site.files.follow(run):
+                part.mkdir(parents=True)
+                await site.files.make(part)
+                (part / "weights").write_bytes(b"trained")
+                await site.files.collect(part.parent)
+                assert (part / "weights").read_bytes() == b"trained"
+                whole = part.parent.rename(part.parent.with_suffix(""))
+                await site.files.send({whole / part.name: NAMES})
+                await site.files.collect_all()
+                assert (whole / part.name / "weights").read_bytes() == b"trained"
+            assert job.read_text() == "run: {name: files}\n"
 
         visit(launcher, logs, look)
 
@@ -200,23 +202,6 @@ class LauncherContract(Contract):
 def placed(nodes: list[str]) -> dict[str, str]:
     """Deals the processes to the nodes, in turn."""
     return {name: nodes[number % len(nodes)] for number, name in enumerate(NAMES)}
-
-
-async def _carry(site: Site, source: tuple[str, Path], target: tuple[str, Path]) -> None:
-    """Has one node fetch a file from another; each is (node, path)."""
-    hashing = site.nodes[source[0]].agent.stream(HASH_FILES, HashFiles([str(source[1])]))
-    hashed = [item async for item in hashing][-1]
-    assert hashed.sha256, f"{source[0]} cannot read {source[1]}: {hashed.fault}"
-    request = ReceiveFile(
-        path=str(target[1]),
-        node=source[0],
-        sha256=hashed.sha256,
-        nbytes=hashed.hashed_bytes,
-        mode=0o600,
-        mtime_ns=0,
-    )
-    async for _ in site.nodes[target[0]].agent.stream(RECEIVE_FILE, request):
-        pass
 
 
 def visit(launcher: Any, logs: Path, look: Callable[[Site], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider, LauncherProvider
-from gcore_tools.shrink.config import NamespacesConfig
+from gcore_tools.shrink.without_nodes import WithoutNodes, has_nodes
 
 
 @hookimpl
@@ -20,11 +20,16 @@ def gcore_commands() -> Iterable[CommandProvider]:
 
 @hookimpl
 def gcore_launchers() -> Iterable[LauncherProvider]:
+    config: type = WithoutNodes
+    if has_nodes():
+        from gcore_tools.shrink.config import NamespacesConfig
+
+        config = NamespacesConfig
     yield LauncherProvider(
         name="namespaces",
         summary="several nodes on this machine, out of namespaces that are made for the run",
         factory="gcore_tools.shrink.launcher:NamespacesLauncher",
-        config=NamespacesConfig,
+        config=config,
     )
 
 

@@ -16,6 +16,7 @@ from gcore_core.contract.errors import ConfigError, PluginNotFound
 from gcore_core.kits.commands import load_plan, read_plan, read_source, yaml12
 from gcore_tools.shrink.namespaces import MOST_NODES, problem
 from gcore_tools.shrink.shrinking import Shrinking
+from gcore_tools.shrink.without_nodes import has_nodes, missing
 
 
 def shrink(words: Sequence[str]) -> int:
@@ -63,6 +64,8 @@ def _nodes(number: int) -> int:
     """Returns the number of nodes. Raises ConfigError where so many cannot be made here."""
     if not 1 <= number <= MOST_NODES:
         raise ConfigError(f"must be from 1 to {MOST_NODES}, is {number}.", where="--nodes")
+    if number > 1 and not has_nodes():
+        raise missing(f"--nodes {number}")
     if number > 1 and (why := problem()):
         raise ConfigError(
             "there can be no nodes of namespaces here.",

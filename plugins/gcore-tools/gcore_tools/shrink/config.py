@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gcore_core.kits.machines import MachinesConfig
+from gcore_nodes.machines_config import MachinesConfig
+
 from gcore_tools.shrink.namespaces import MOST_NODES
 
 

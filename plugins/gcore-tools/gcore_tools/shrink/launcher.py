@@ -9,19 +9,21 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.launching import AgentSpec, MachineFacts
-from gcore_core.kits.machines import (
+from gcore_nodes.agent import MachineAgentSpec
+from gcore_nodes.facts import MachineFacts
+from gcore_nodes.machines import (
     AGENT,
     FACTS,
     Host,
-    MachinesConfig,
     MachinesLauncher,
     StartedAgent,
     end_command,
     read_facts,
     start_by_command,
 )
+from gcore_nodes.machines_config import MachinesConfig
+
+from gcore_core.contract.errors import ConfigError
 from gcore_tools.shrink.config import NamespacesConfig
 from gcore_tools.shrink.namespaces import NodeSpace, free_network, node_spaces
 
@@ -68,7 +70,7 @@ class NamespacesLauncher(MachinesLauncher):
             raise _unusable(node, facts)
         return facts
 
-    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+    async def start(self, host: str, spec: MachineAgentSpec, log: Path) -> StartedAgent:
         words = self._spaces[host].command((self._python, *AGENT))
         return await start_by_command(words, spec, log)
 

@@ -18,16 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from gcore_core.contract.errors import (
-    AddressError,
-    ContractError,
-    DataError,
-    WorkerDied,
-)
-from gcore_core.runtime.rpc.tls import contexts
-from gcore_core.runtime.store import bulk
-from gcore_core.runtime.store.bulk import (
+from gcore_nodes import bulk
+from gcore_nodes.bulk import (
     PART_BYTES,
     BulkClient,
     BulkServer,
@@ -35,6 +27,14 @@ from gcore_core.runtime.store.bulk import (
     Region,
     What,
 )
+
+from gcore_core.contract.errors import (
+    AddressError,
+    ContractError,
+    DataError,
+    WorkerDied,
+)
+from gcore_core.kits.wire import contexts
 from tests.support.wires import Wire, free_address, make_identity, shared_identity
 
 SECRET = b"s" * 32

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from gcore_nodes.lease import Lease
 
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.runtime.process.lease import Lease
 
 TERM_S = 15.0
 

@@ -14,9 +14,9 @@ The module has four sections:
                          connection to it; a ``_Read`` for each content, cut into ``_Part``s
 
 A connection, step by step. All of it is TLS with the run's identity, mutual, see
-``gcore_core.runtime.rpc.tls``:
+``gcore_core.kits.wire``:
 
-    client -> server   the proof that it is of the run, see ``gcore_core.runtime.rpc.proof``
+    client -> server   the proof that it is of the run, see ``gcore_core.kits.wire``
     server -> client   why it is refused, and the connection ends; or an empty text
     client -> server   `ReadRequest`                      these two lines again and again
     server -> client   `Answer`; then the content
@@ -53,11 +53,22 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.contract.records import Ref
-from gcore_core.runtime.rpc import proof, tls
-from gcore_core.runtime.rpc.framing import framed, receive
-from gcore_core.runtime.rpc.keepalive import end_in_silence
-from gcore_core.runtime.rpc.retry import PATIENT
-from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
+from gcore_core.kits.wire import (
+    GREETING_BYTES,
+    PATIENT,
+    RemoteFailure,
+    check_answer,
+    contexts,
+    decoded,
+    encode,
+    end_in_silence,
+    framed,
+    from_wire,
+    prove,
+    receive,
+    refusal,
+    to_wire,
+)
 
 log = logging.getLogger(__name__)
 
@@ -191,15 +202,15 @@ class _Line:
 
         Raises ContractError where it refuses, OSError when the connection breaks.
         """
-        self.send(proof.prove(secret))
-        proof.check_answer(self.receive(proof.GREETING_BYTES), self._where)
+        self.send(prove(secret))
+        check_answer(self.receive(GREETING_BYTES), self._where)
 
     def greet_client(self, secret: bytes) -> None:
         """Raises ContractError unless the client proves that it is of the run; tells it why."""
-        refusal = proof.refusal(self.receive(proof.GREETING_BYTES), secret, self._where)
-        self.send(encode(refusal))
-        if refusal:
-            raise ContractError(refusal, where=self._where)
+        why = refusal(self.receive(GREETING_BYTES), secret, self._where)
+        self.send(encode(why))
+        if why:
+            raise ContractError(why, where=self._where)
 
     def send(self, message: bytes) -> None:
         self.sock.sendall(framed(message))
@@ -309,7 +320,7 @@ class BulkServer:
         self._address = address
         self._secret = secret
         self._find = find
-        self._tls = tls.contexts(identity).server
+        self._tls = contexts(identity).server
         self._listener: socket.socket | None = None
         self._unproven = threading.Semaphore(_MOST_UNPROVEN)
         self._lock = threading.Lock()
@@ -499,7 +510,7 @@ class BulkClient:
     ) -> None:
         self._addresses = addresses
         self._secret = secret
-        self._tls = tls.contexts(identity).client if identity else None
+        self._tls = contexts(identity).client if identity else None
         self._streams = streams
         self._patience_s = patience_s
         self._silence_s = silence_s

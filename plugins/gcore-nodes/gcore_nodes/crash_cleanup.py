@@ -1,6 +1,6 @@
 """Clears up a machine on which the node agent was killed.
 
-    python -m gcore_core.runtime.process.caretaker RECORD PID START_TICKS < pipe
+    python -m gcore_nodes.crash_cleanup RECORD PID START_TICKS < pipe
 
 An agent on another machine than its launcher's starts one (``start_caretaker``). A run goes on
 without the machines that it has lost, so nobody else comes back there.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gcore_core.runtime.process.leftovers import StartedProcess, clear_up, identify_process
+from gcore_core.kits.launching import StartedProcess, clear_up, identify_process
 
 log = logging.getLogger(__name__)
 #: A scheduler may send them to every process of a job. The agent answers them, and ends first.

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gcore_core.contract.errors import DataError
-from gcore_core.runtime.messages import (
+from gcore_nodes import node_files
+from gcore_nodes.messages import (
     FileFacts,
     HashedFile,
     HashFiles,
@@ -23,8 +22,9 @@ from gcore_core.runtime.messages import (
     ReceiveFile,
     RemoveFiles,
 )
-from gcore_core.runtime.process import node_files
-from gcore_core.runtime.process.node_files import NodeFiles, package_digest
+from gcore_nodes.node_files import NodeFiles, package_digest
+
+from gcore_core.contract.errors import DataError
 from gcore_core.runtime.rpc.service import Call
 from tests.support.disks import DiskSite, disks
 

@@ -1,5 +1,8 @@
 """Opens sites on several machines: one node agent on each, joined by TLS.
 
+A launcher derives from ``MachinesLauncher`` and says which machines there are (``hosts``) and how
+an agent is started on one (``start``). Addresses, TLS, leases, stores and closing are done for it.
+
     facts       each machine says what it has, before a process of the run is there
     placement   the core's matter
     agents      started all at once, with the run's secret and its certificate
@@ -38,28 +41,35 @@ from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
-from gcore_core.runtime.messages import HOLD_LEASE, HoldLease
-from gcore_core.runtime.process.addresses import (
+from gcore_core.kits.launching import (
+    RECORD,
+    Nothing,
+    RpcNetwork,
+    StoreSpec,
+    allow_open_files,
+    clear_up,
+    end_hung,
+    spawn_over_input,
+)
+from gcore_nodes.addresses import (
     Addresses,
     address_towards,
     assign,
     lies_in,
     own_address,
 )
-from gcore_core.runtime.process.agent import AgentSpec, end_hung, split_patience
-from gcore_core.runtime.process.config import MachinesConfig
-from gcore_core.runtime.process.facts import MachineFacts, machine_facts, machine_identity
-from gcore_core.runtime.process.leftovers import RECORD, clear_up
-from gcore_core.runtime.process.spawn import allow_open_files, spawn_over_input
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.rpc.tls import make_identity
-from gcore_core.runtime.store.server import StoreSpec
+from gcore_nodes.agent import MachineAgentSpec, split_patience
+from gcore_nodes.facts import MachineFacts, machine_facts, machine_identity
+from gcore_nodes.identity import make_identity
+from gcore_nodes.joined_disks import JoinedDisks
+from gcore_nodes.machines_config import MachinesConfig
+from gcore_nodes.messages import HOLD_LEASE, LEAVING, HoldLease
 
 log = logging.getLogger(__name__)
 #: What prints a machine's facts, behind an interpreter.
-FACTS = ("-m", "gcore_core.runtime.process.facts")
+FACTS = ("-m", "gcore_nodes.facts")
 #: What starts an agent, behind an interpreter; it reads its spec from standard input.
-AGENT = ("-m", "gcore_core.runtime.process.agent")
+AGENT = ("-m", "gcore_nodes.agent")
 _ENDS_S = 15.0  # agents have so long to end their workers and themselves
 _HUNG_ENDS_S = 5.0  # the same for one that does not answer
 _AGAIN_S = 0.5  # between two tries to hold a lease
@@ -131,7 +141,7 @@ class AgentCommand:
         await end_command(self.process)
 
 
-async def start_by_command(words: Sequence[str], spec: AgentSpec, log: Path) -> AgentCommand:
+async def start_by_command(words: Sequence[str], spec: MachineAgentSpec, log: Path) -> AgentCommand:
     """Starts an agent through a command, which may lead to another machine.
 
     Raises ConfigError when the command cannot be started.
@@ -184,7 +194,7 @@ class _Agent:
     """
 
     node: Machine
-    spec: AgentSpec
+    spec: MachineAgentSpec
     started: StartedAgent
     log: Path
 
@@ -207,7 +217,7 @@ class MachinesLauncher(ABC):
         """
 
     @abstractmethod
-    async def start(self, host: str, spec: AgentSpec, log: Path) -> StartedAgent:
+    async def start(self, host: str, spec: MachineAgentSpec, log: Path) -> StartedAgent:
         """Starts the agent of another machine than this one.
 
         It gets its spec by standard input, whose end is its lifeline (``agent --stdin``).
@@ -239,7 +249,7 @@ class MachinesLauncher(ABC):
     def let_go(self, host: str) -> None:
         """Is told that a machine leaves the run on purpose: the next site is to be without it."""
 
-    async def start_home(self, spec: AgentSpec, log: Path) -> AgentCommand:
+    async def start_home(self, spec: MachineAgentSpec, log: Path) -> AgentCommand:
         """Starts the agent of this machine, as a child of this process."""
         return await start_by_command((self._python, *AGENT), spec, log)
 
@@ -318,6 +328,7 @@ class MachinesLauncher(ABC):
                 await asyncio.to_thread(clear_up, logs / RECORD)
                 await network.serve(supervisor.name, supervisor)
                 await self._start(nodes, specs, network, logs, agents, holding)
+                peers = {agent.node.name: network.peer(agent.node.name) for agent in agents}
                 site = Site(
                     network=network,
                     secret=secret,
@@ -328,7 +339,7 @@ class MachinesLauncher(ABC):
                     public=addresses.public,
                     meeting_addresses=addresses.meeting,
                     identity=identity,
-                    bulk=addresses.bulk,
+                    files=JoinedDisks(peers, home.name, where),
                     newcomer=partial(self.newcomer, hosts) if self.grows else None,
                 )
                 yield site
@@ -409,7 +420,7 @@ class MachinesLauncher(ABC):
         secret: bytes,
         identity: bytes,
         logs: Path,
-    ) -> AgentSpec:
+    ) -> MachineAgentSpec:
         config = self._config
         directory = Path(meeting).name
         silence_s, lease_s = split_patience(config.patience_s)
@@ -418,7 +429,7 @@ class MachinesLauncher(ABC):
             if config.store_gib is None
             else int(config.store_gib * 2**30)
         )
-        return AgentSpec(
+        return MachineAgentSpec(
             name=node.name,
             addresses=addresses.views[node.name],
             public=addresses.public.get(node.name, ""),
@@ -445,7 +456,7 @@ class MachinesLauncher(ABC):
     async def _start(
         self,
         nodes: Sequence[Machine],
-        specs: Sequence[AgentSpec],
+        specs: Sequence[MachineAgentSpec],
         network: RpcNetwork,
         logs: Path,
         agents: list[_Agent],
@@ -457,7 +468,7 @@ class MachinesLauncher(ABC):
         Raises the error of the first host whose agent does not start.
         """
 
-        async def start_one(node: Machine, spec: AgentSpec) -> None:
+        async def start_one(node: Machine, spec: MachineAgentSpec) -> None:
             log = logs / f"{node.name}.log"
             if node.is_home:
                 started: StartedAgent = await self.start_home(spec, log)
@@ -476,11 +487,13 @@ class MachinesLauncher(ABC):
 
     def _site_node(self, agent: _Agent, network: RpcNetwork) -> SiteNode:
         may_leave = self.grows and not agent.node.is_home
+        peer = network.peer(agent.node.name)
         return SiteNode(
-            agent=network.peer(agent.node.name),
+            agent=peer,
             store=Path(agent.spec.store.directory),
             meeting=Path(agent.spec.meeting),
             end_agent=partial(_end_hung, agent),
+            asks_to_leave=partial(_asked_to_leave, peer) if may_leave else None,
             let_go=partial(self.let_go, agent.node.host) if may_leave else None,
         )
 
@@ -542,6 +555,12 @@ async def _hold_lease(agent: Peer, is_held: asyncio.Future[Any]) -> None:
         await asyncio.sleep(_AGAIN_S)
 
 
+async def _asked_to_leave(agent: Peer) -> None:
+    """Waits until an agent asks to leave. Raises WorkerDied when it is lost."""
+    async for _ in agent.stream(LEAVING, Nothing()):
+        return
+
+
 async def _end_hung(agent: _Agent) -> None:
     """Ends an agent that does not answer.
 
@@ -599,7 +618,7 @@ def _failure(code: int, tail: str) -> str:
     if code == _NOT_FOUND:
         tail += "\nthe interpreter is not there: set launcher.config.python"
     elif "No module named" in tail:
-        tail += "\nthat interpreter has no gcore-core: install it there"
+        tail += "\nthat interpreter has no gcore-nodes: install it there"
     return f"the command ended with {code}: {tail}" if tail else f"the command ended with {code}"
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from gcore_nodes import addresses as module
+from gcore_nodes.addresses import assign, own_address
+from gcore_nodes.agent import split_patience
+from gcore_nodes.facts import MachineFacts, machine_facts
+from gcore_nodes.machines_config import MachinesConfig
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.runtime.process import addresses as module
-from gcore_core.runtime.process.addresses import assign, own_address
-from gcore_core.runtime.process.agent import split_patience
-from gcore_core.runtime.process.config import LocalConfig, MachinesConfig
-from gcore_core.runtime.process.facts import MachineFacts, machine_facts
+from gcore_core.kits.launching import LocalConfig
 from gcore_core.runtime.process.launchers import LocalLauncher
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}

@@ -2,10 +2,10 @@
 
 It is a part of the node agent. The supervisor asks it before workers start, so that each node has
 the files that the job names, and while they run, so that what they write comes home
-(``gcore_core.run.job_files``, ``gcore_core.run.homecoming``).
+(``provide_files``, ``joined_disks``).
 
 A file that was hashed here is given to the agents of other nodes, which ask for it by its hash. It
-goes the way that content of the store goes, see ``gcore_core.runtime.store.bulk``.
+goes the way that content of the store goes, see ``bulk``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import BinaryIO
 import msgspec
 
 from gcore_core.contract.errors import DataError
-from gcore_core.runtime.cache import cache_root
-from gcore_core.runtime.messages import (
+from gcore_core.kits.cache import cache_root, replacing
+from gcore_core.kits.launching import Call, Nothing, Service
+from gcore_nodes.bulk import BulkClient, OfferedFile
+from gcore_nodes.messages import (
     HASH_FILES,
     HASH_PACKAGES,
     LIST_FILES,
@@ -43,15 +45,11 @@ from gcore_core.runtime.messages import (
     HashPackages,
     ListFiles,
     MakeDirectory,
-    Nothing,
     ReadGrown,
     ReceivedBytes,
     ReceiveFile,
     RemoveFiles,
 )
-from gcore_core.runtime.replacing import replacing
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.bulk import BulkClient, OfferedFile
 
 _PIECE_BYTES = 16 << 20  # read, or fetched, at a time
 _GROWN_BYTES = 4 << 20  # of one answer

@@ -5,19 +5,21 @@ on the way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gcore_nodes import joined_disks as module
+from gcore_nodes.joined_disks import MARKERS, JoinedDisks, same_disks
+from gcore_nodes.messages import LIST_FILES, READ_GROWN
 
 from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, WorkerDied
-from gcore_core.run import homecoming as module
 from gcore_core.run.checkpoint_service import Keeper, Resumed
-from gcore_core.run.homecoming import MARKERS, Homecoming, same_disks
-from gcore_core.runtime.messages import LIST_FILES, READ_GROWN, OpenCheckpoint
+from gcore_core.runtime.messages import OpenCheckpoint
 from gcore_core.runtime.rpc.service import Call
 from tests.support.disks import DiskSite, disks
 
@@ -40,10 +42,13 @@ def run_on(site: DiskSite, node: str) -> Path:
     return site.roots[node] / "run"
 
 
-def opened(site: DiskSite) -> Homecoming:
+@contextlib.asynccontextmanager
+async def opened(site: DiskSite) -> AsyncIterator[JoinedDisks]:
     for node in site.nodes:
         run_on(site, node).mkdir(exist_ok=True)
-    return Homecoming(site, run_on(site, "agent.0"))  # type: ignore[arg-type]
+    assert isinstance(site.files, JoinedDisks)
+    async with site.files.follow(run_on(site, "agent.0")):
+        yield site.files
 
 
 @pytest.mark.parametrize(
@@ -63,9 +68,9 @@ def test_of_two_that_share_a_disk_it_is_enough_that_one_sees_the_other(
 
 async def test_on_a_shared_disk_nothing_is_done_and_nothing_is_left(tmp_path: Path) -> None:
     with disks(tmp_path, {"agent.0": "home", "agent.1": "home"}) as site:
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             log = write(run_on(site, "agent.1") / "logs" / "rollout.0.log", "a line\n")
-            await homecoming.bring_all()
+            await files.collect_all()
             assert log.read_text() == "a line\n"
             assert READ_GROWN.name not in site.peers["agent.1"].asked
         assert [path.name for path in run_on(site, "agent.0").iterdir()] == ["logs"]
@@ -98,14 +103,14 @@ async def test_what_a_full_disk_did_not_take_whole_comes_once(tmp_path: Path) ->
     lines = "a line\n" * 1000
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with disks(tmp_path, APART) as site:
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             append(run_on(site, "agent.1") / "logs" / "rollout.0.log", lines)
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
             try:
-                assert not await homecoming.drain()
+                assert not await files.drain()
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert await homecoming.drain()
+            assert await files.drain()
             assert (run_on(site, "agent.0") / "logs" / "rollout.0.log").read_text() == lines
 
 
@@ -129,10 +134,10 @@ async def test_what_is_written_last_comes_when_the_site_is_closed(tmp_path: Path
 
 async def test_nodes_that_share_a_disk_with_each_other_bring_it_once(tmp_path: Path) -> None:
     with disks(tmp_path, {"agent.0": "home", "agent.1": "far", "agent.2": "far"}) as site:
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             append(run_on(site, "agent.2") / "logs" / "rollout.1.log", "a line\n")
             append(run_on(site, "agent.2") / "logs" / "controller.0.log", "")
-            await homecoming.drain()
+            await files.drain()
         assert (run_on(site, "agent.0") / "logs" / "controller.0.log").read_text() == ""
         at_home = run_on(site, "agent.0") / "logs" / "rollout.1.log"
         assert at_home.read_text() == "a line\n"
@@ -145,9 +150,9 @@ async def test_what_was_there_before_is_no_news(tmp_path: Path) -> None:
         write(run_on(site, "agent.0") / "logs" / "rollout.0.log", "old\n")
         append(log, "old\n")
         write(run_on(site, "agent.1") / "weights" / "old", "old")
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             append(log, "new\n")
-            await homecoming.bring_all()
+            await files.collect_all()
         home = run_on(site, "agent.0")
         assert (home / "logs" / "rollout.0.log").read_text() == "old\nnew\n"
         assert not (home / "weights").exists()
@@ -159,24 +164,24 @@ async def test_a_journal_that_went_back_at_home_gets_no_line_again(tmp_path: Pat
     with disks(tmp_path, APART) as site:
         journal = run_on(site, "agent.1") / "tensors.jsonl"
         at_home = run_on(site, "agent.0") / "tensors.jsonl"
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             append(journal, "1\n2\n3\n")
-            await homecoming.drain()
+            await files.drain()
             at_home.write_text("1\n")
             append(journal, "2 again\n")
-            await homecoming.drain()
+            await files.drain()
             assert at_home.read_text() == "1\n2 again\n"
 
 
 async def test_at_the_end_all_is_home_and_the_nodes_are_as_before(tmp_path: Path) -> None:
     with disks(tmp_path, APART) as site:
         write(run_on(site, "agent.0") / "weights" / "model", "of the run before")
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             write(run_on(site, "agent.1") / "weights" / "model", "weights")
             write(run_on(site, "agent.2") / "sentinel" / "step.npz", "numbers")
             write(run_on(site, "agent.2") / "logs" / "processes.agent.2.json", "its own")
             write(run_on(site, "agent.2") / "checkpoints" / "x" / "part", "saved elsewhere")
-            await homecoming.bring_all()
+            await files.collect_all()
         home = run_on(site, "agent.0")
         assert files_below(home) == {"weights/model", "sentinel/step.npz"}
         assert (home / "weights" / "model").read_text() == "weights"
@@ -188,11 +193,11 @@ async def test_weights_that_find_no_place_at_home_stay_and_the_error_says_where(
     tmp_path: Path,
 ) -> None:
     with disks(tmp_path, APART) as site:
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             weights = write(run_on(site, "agent.1") / "weights" / "model", "weights")
             (run_on(site, "agent.0") / "weights").write_text("a file where a directory should be")
             with pytest.raises(DataError) as caught:
-                await homecoming.bring_all()
+                await files.collect_all()
         told = f"stay on agent.1, in {run_on(site, 'agent.0')}"
         assert told in caught.value.todo and weights.read_text() == "weights"
 
@@ -232,20 +237,20 @@ async def test_parts_of_a_checkpoint_come_home_and_go_where_the_trainer_is(tmp_p
     with disks(tmp_path, APART, {"policy.0": "agent.1", "policy.1": "agent.2"}) as site:
         home = run_on(site, "agent.0")
         parts = Path("checkpoints", "step-000002.partial", "policy")
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             (home / parts).mkdir(parents=True)
-            await homecoming.make(home / parts)
+            await files.make(home / parts)
             write(run_on(site, "agent.1") / parts / "rank0", "0")
             write(run_on(site, "agent.1") / parts / "both", "same")
             write(run_on(site, "agent.2") / parts / ".rank1", "1")
             write(run_on(site, "agent.2") / parts / "both", "same")
             append(run_on(site, "agent.2") / "tensors.jsonl", "of the step\n")
-            await homecoming.collect(home / parts.parent)
+            await files.collect(home / parts.parent)
             assert (home / "tensors.jsonl").read_text() == "of the step\n"
             assert {path.name for path in (home / parts).iterdir()} == {"rank0", ".rank1", "both"}
             assert not (run_on(site, "agent.1") / parts.parent).exists()
             stale = write(run_on(site, "agent.1") / "checkpoints" / "step-000001" / "x", "stale")
-            await homecoming.send({home / parts: ["policy.0"]})
+            await files.send({home / parts: ["policy.0"]})
             sent = run_on(site, "agent.1") / parts
             assert {path.name for path in sent.iterdir()} == {"rank0", ".rank1", "both"}
             assert not stale.exists()
@@ -271,10 +276,10 @@ async def test_a_run_that_goes_on_sends_each_trainer_its_part(tmp_path: Path) ->
             write(run_on(site, node) / "checkpoints" / "step-000002" / "critic" / "stale", "")
             write(run_on(site, node) / "checkpoints" / "step-000003.partial" / "critic" / "x", "")
         path = str(home / "checkpoints" / "step-000002")
-        async with opened(site) as homecoming:
+        async with opened(site):
             keeper = Keeper(plan, home, print)
             resumed = Resumed(step=2, path=path, state={})
-            await keeper.enter(site, resumed, 1, homecoming)  # type: ignore[arg-type]
+            await keeper.enter(site, resumed, 1)  # type: ignore[arg-type]
             assert files_below(run_on(site, "agent.1") / "checkpoints") == {
                 "step-000002/policy/weights",
                 "step-000002/critic/weights",
@@ -298,9 +303,9 @@ async def test_parts_of_a_lost_attempt_stay_on_no_disk(tmp_path: Path) -> None:
         site.nodes["agent.0"].store = tmp_path
         partial = Path("checkpoints", "step-000003.partial", "policy")
         stale = write(run_on(site, "agent.1") / partial / "state-00003", "of a third rank")
-        async with opened(site) as homecoming:
+        async with opened(site):
             keeper = Keeper(plan, home, print)
-            await keeper.enter(site, None, 1, homecoming)  # type: ignore[arg-type]
+            await keeper.enter(site, None, 1)  # type: ignore[arg-type]
             place = await keeper.open(OpenCheckpoint(3), Call(lambda: None))
             assert place.path == str((home / partial).parent)
             assert (run_on(site, "agent.1") / partial).is_dir() and not stale.exists()
@@ -311,9 +316,9 @@ async def test_a_host_that_only_generates_now_keeps_no_part_of_before(tmp_path: 
         home = run_on(site, "agent.0")
         part = write(home / "checkpoints" / "step-000002" / "policy" / "weights", "").parent
         stale = run_on(site, "agent.1") / "checkpoints" / "step-000003.partial"
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             write(stale / "policy" / "x", "")
-            await homecoming.send({part: ["policy.0"]})
+            await files.send({part: ["policy.0"]})
             assert not stale.exists() and (part / "weights").exists()
 
 
@@ -324,12 +329,12 @@ def files_below(directory: Path) -> set[str]:
 async def test_parts_that_two_machines_wrote_differently_are_no_checkpoint(tmp_path: Path) -> None:
     with disks(tmp_path, APART) as site:
         home = run_on(site, "agent.0")
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             (home / "parts").mkdir()
             write(home / "parts" / "meta", "of home")
             written = write(run_on(site, "agent.1") / "parts" / "meta", "of node1")
             with pytest.raises(CheckpointError, match="saved meta differently"):
-                await homecoming.collect(home / "parts")
+                await files.collect(home / "parts")
             assert (home / "parts" / "meta").read_text() == "of home"
             assert written.exists()
 
@@ -337,11 +342,11 @@ async def test_parts_that_two_machines_wrote_differently_are_no_checkpoint(tmp_p
 async def test_nothing_is_removed_on_a_disk_that_proves_to_be_homes(tmp_path: Path) -> None:
     """Such as one that shows new files to other machines late."""
     with disks(tmp_path, APART, {"policy.0": "agent.1"}) as site:
-        async with opened(site) as homecoming:
+        async with opened(site) as files:
             marker = next((run_on(site, "agent.0") / MARKERS).glob("*.agent.0"))
             write(run_on(site, "agent.1") / MARKERS / marker.name, "")
             parts = write(run_on(site, "agent.1") / "parts" / "x", "1")
-            await homecoming.remove(run_on(site, "agent.0") / "parts")
+            await files.remove(run_on(site, "agent.0") / "parts")
             assert parts.exists()
 
 
@@ -350,5 +355,6 @@ async def test_a_run_directory_that_cannot_be_made_on_a_node_is_told(tmp_path: P
         write(site.roots["agent.1"] / "run", "a file")
         run_on(site, "agent.0").mkdir()
         with pytest.raises(ConfigError, match=r"cannot be written on agent\.1") as error:
-            await Homecoming(site, run_on(site, "agent.0")).__aenter__()  # type: ignore[arg-type]
+            async with site.files.follow(run_on(site, "agent.0")):
+                pass
         assert error.value.where == str(run_on(site, "agent.0"))

@@ -1,4 +1,7 @@
-"""Brings home what workers write into the run's directory on machines that do not share its disk.
+"""Joins disks of machines: the ``SiteFiles`` of a site on several.
+
+What the job names goes to every node before workers start (``provide_files``). What they write into
+the run's directory on machines that do not share its disk comes home.
 
 A run's directory has the same path on every machine. Whether it is the same directory is found out:
 each node makes an empty file there, and looks for those of the others. Nodes that see each other's
@@ -27,8 +30,6 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -37,10 +38,11 @@ from gcore_core.contract.errors import (
     GcoreError,
     WorkerError,
 )
-from gcore_core.contract.launching import Peer, Site
-from gcore_core.contract.run_files import LOGS, TRACE
-from gcore_core.run.checkpoints import CHECKPOINTS
-from gcore_core.runtime.messages import (
+from gcore_core.contract.launching import Peer
+from gcore_core.contract.run_files import CHECKPOINTS, LOGS, TRACE
+from gcore_core.contract.site_files import JobFiles, Show
+from gcore_core.kits.launching import Nothing
+from gcore_nodes.messages import (
     END_WORKERS,
     HASH_FILES,
     LIST_FILES,
@@ -53,11 +55,11 @@ from gcore_core.runtime.messages import (
     HashFiles,
     ListFiles,
     MakeDirectory,
-    Nothing,
     ReadGrown,
     ReceiveFile,
     RemoveFiles,
 )
+from gcore_nodes.provide_files import provide
 
 log = logging.getLogger(__name__)
 MARKERS = ".disks"  # the directory of the files by which nodes find out who shares a disk
@@ -87,57 +89,67 @@ class _Disk:
     is_home: bool = False
 
 
-class Homecoming:
-    """Brings home what is written on the disks of one site; with one disk there is nothing to do.
+class JoinedDisks:
+    """Joins the disks of one site; where all machines share one there is nothing to do.
 
-    directory: the run's.
-    host: returns what a person calls a node.
+    agents: node -> its agent.
+    home: the node that the supervisor runs on.
+    where: process -> its node.
     """
 
-    def __init__(
-        self, site: Site, directory: Path, host: Callable[[str], str] = lambda node: node
-    ) -> None:
-        self._site = site
-        self._host = host
-        self._directory = directory.absolute()
+    def __init__(self, agents: Mapping[str, Peer], home: str, where: Mapping[str, str]) -> None:
+        self._agents = agents
+        self._home = home
+        self._where = where
+        self._host: Callable[[str], str] = str
+        self._directory = Path()  # the run's, while it is followed
         self._token = secrets.token_hex(8)
         self._disks: list[_Disk] = []
-        self._following: asyncio.Task[None] | None = None
         self._turns = asyncio.Lock()  # lines of a file are appended in order
 
-    async def __aenter__(self) -> Self:
-        if len(self._site.nodes) > 1:
-            try:
+    async def provide(self, job: JobFiles, show: Show) -> None:
+        """See ``SiteFiles``."""
+        await provide(job, self._agents, self._home, show)
+
+    @contextlib.asynccontextmanager
+    async def follow(
+        self, directory: Path, host: Callable[[str], str] = str
+    ) -> AsyncIterator[None]:
+        """See ``SiteFiles``."""
+        self._directory = directory.absolute()
+        self._host = host
+        following: asyncio.Task[None] | None = None
+        ends_by: BaseException | None = None
+        try:
+            if len(self._agents) > 1:
                 self._disks = await self._find_disks()
                 await asyncio.gather(*(self._begin(disk) for disk in self._disks))
-            except BaseException:
-                self._remove_markers()
-                raise
             if self._disks:
-                self._following = asyncio.ensure_future(self._follow())
-        return self
+                following = asyncio.ensure_future(self._follow())
+            yield
+        except BaseException as error:
+            ends_by = error
+            raise
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await self._end(another_may_follow=isinstance(ends_by, WorkerError))
+            self._remove_markers()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            await self._end_workers()
-            if isinstance(error, WorkerError):  # another attempt may follow
-                await self._bring_what_comes()
-            are_drained = await self.drain()
-            await self._tidy(are_drained)
-        self._remove_markers()
+    async def _end(self, *, another_may_follow: bool) -> None:
+        """Brings the last lines home, and removes what may be removed on the other disks."""
+        await self._end_workers()
+        if another_may_follow:
+            await self._bring_what_comes()
+        are_drained = await self.drain()
+        await self._tidy(are_drained)
 
     def _remove_markers(self) -> None:
         shutil.rmtree(self._directory / MARKERS, ignore_errors=True)
 
     def _agent(self, node: str) -> Peer:
-        return self._site.nodes[node].agent
+        return self._agents[node]
 
     # -- which disks there are ---------------------------------------------------------------------
 
@@ -146,7 +158,7 @@ class Homecoming:
 
     async def _find_disks(self) -> list[_Disk]:
         """Returns the disks that are not home's. Raises ConfigError naming the node."""
-        nodes = list(self._site.nodes)
+        nodes = list(self._agents)
         markers = self._directory / MARKERS
         made = await asyncio.gather(
             *(
@@ -173,7 +185,7 @@ class Homecoming:
         }
         groups = same_disks(sights)
         disks = [_Disk(min(group, key=nodes.index), group) for group in groups]
-        return [disk for disk in disks if self._site.home not in disk.nodes]
+        return [disk for disk in disks if self._home not in disk.nodes]
 
     async def _begin(self, disk: _Disk) -> None:
         """Notes what is there already, of a run that went on or of another one: it is not news."""
@@ -263,7 +275,7 @@ class Homecoming:
 
     # -- whole files -------------------------------------------------------------------------------
 
-    async def bring_all(self) -> None:
+    async def collect_all(self) -> None:
         """Brings home all that was appended, and every other file that is new or has changed.
 
         Raises DataError where that is not possible, such as on a full disk; it says where they
@@ -296,7 +308,7 @@ class Homecoming:
         """Brings files home, in the place of what stands there."""
         facts_of = {facts.path: facts for facts in files}
         async for path, sha256 in _hashes(self._agent(disk.node), list(facts_of)):
-            await _receive(self._site.home_node.agent, disk.node, facts_of[path], sha256)
+            await _receive(self._agent(self._home), disk.node, facts_of[path], sha256)
             log.info("%s came from %s", path, disk.node)
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -319,7 +331,7 @@ class Homecoming:
             return
         await self.drain()
         below = ListFiles([str(directory.absolute())], everything=True)
-        home = self._site.home_node.agent
+        home = self._agent(self._home)
         at_home = [facts.path for facts in await home.call(LIST_FILES, below)]
         known = {path: sha256 async for path, sha256 in _hashes(home, at_home)}
         for disk in self._disks:
@@ -351,19 +363,19 @@ class Homecoming:
 
     def _disks_of(self, processes: Iterable[str]) -> list[_Disk]:
         """Returns the disks, besides home's, that some processes see."""
-        nodes = {self._site.where[process] for process in processes}
+        nodes = {self._where[process] for process in processes}
         return [disk for disk in self._disks if nodes & disk.nodes]
 
     async def _send_part(self, part: Path, disks: Sequence[_Disk]) -> None:
         if not disks:
             return
-        home = self._site.home_node.agent
+        home = self._agent(self._home)
         files = await home.call(LIST_FILES, ListFiles([str(part)], everything=True))
         facts_of = {facts.path: facts for facts in files}
         async for path, sha256 in _hashes(home, list(facts_of)):
             await asyncio.gather(
                 *(
-                    _receive(self._agent(disk.node), self._site.home, facts_of[path], sha256)
+                    _receive(self._agent(disk.node), self._home, facts_of[path], sha256)
                     for disk in disks
                 )
             )
@@ -377,7 +389,7 @@ class Homecoming:
 
     def _removal(self, directory: Path) -> RemoveFiles:
         # Where home's own marker is seen, the disk is home's, whatever was found before.
-        unless = str(self._directory / MARKERS / self._marker(self._site.home))
+        unless = str(self._directory / MARKERS / self._marker(self._home))
         return RemoveFiles([str(directory.absolute())], unless)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.runtime.process.facts import MachineFacts
-
-_LAST_PORT = 65535
+from gcore_core.kits.launching import check_ports
+from gcore_nodes.facts import MachineFacts
 
 
 @dataclass(frozen=True)
@@ -133,16 +132,6 @@ def assign(
         for node in nodes
     }
     return Addresses(views, public, bulk, meeting)
-
-
-def check_ports(first: int, last: int) -> None:
-    """Raises ConfigError for a row of ports that ends behind the last one there is."""
-    if last > _LAST_PORT:
-        raise ConfigError(
-            f"a host needs the ports {first} to {last}, and the last one is {_LAST_PORT}",
-            where="launcher.config.port",
-            todo=f"set it to at most {_LAST_PORT - (last - first)}",
-        )
 
 
 def _parted(where: Mapping[str, str]) -> dict[str, str]:

@@ -3,8 +3,8 @@
 A mirror is a file in this node's store with the bytes of a push memory of another node, at the same
 offsets. A receiver of a push whose bucket lies on another node asks its own agent for the bucket.
 The agent pulls it once, however many receivers the node has, and from then on it is shared memory
-as on the sender's node. Why a region may be overwritten stands at the head of
-``gcore_core.runtime.push``.
+as on the sender's node. Why a region may be overwritten is told
+where the core pushes (docs/decisions/data-plane.md).
 
 A bucket comes from the sender's node, or from the mirror of another node, its *parent*. A parent
 passes on every piece as soon as it has it. So the last node of a row has a bucket a little later
@@ -34,15 +34,15 @@ from gcore_core.contract.errors import (
     WeightMismatch,
     WorkerDied,
 )
-from gcore_core.runtime.messages import MirrorRequest
-from gcore_core.runtime.store.bulk import (
+from gcore_core.contract.remote_store import MirrorRequest
+from gcore_core.kits.wire import allocate, map_file
+from gcore_nodes.bulk import (
     PART_BYTES,
     BulkClient,
     MirroredContent,
     PushedContent,
     Region,
 )
-from gcore_core.runtime.store.client import allocate, map_file
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +52,6 @@ _REMEMBERED = 16  # pushes that another one took the place of
 PARENT_PATIENCE_S = 10.0
 _WAIT_S = 180.0  # the longest that a thread waits for bytes which another node wants
 _AVOIDED_S = 600.0  # for so long nothing is asked of a parent that has failed
-
-
-def push_memory(directory: Path, worker: str) -> Path:
-    """Returns the file, in its node's store, from which a worker pushes weights."""
-    return directory / f"{worker}-push"
 
 
 class Mirrors:
@@ -208,7 +203,7 @@ class _Mirror:
         pull = self._buckets.get(request.index)
         if pull is None or (pull.done() and (pull.cancelled() or pull.exception() is not None)):
             pull = asyncio.ensure_future(self._pull(request, progress))
-            pull.add_done_callback(note_error)
+            pull.add_done_callback(_note_error)
             self._buckets[request.index] = pull
         try:
             await asyncio.shield(pull)  # it goes on when one of those who ask goes away
@@ -310,7 +305,7 @@ def _superseded() -> ContractError:
     return ContractError("another push began before this one ended", where="push")
 
 
-def note_error(pull: asyncio.Task[Any]) -> None:
+def _note_error(pull: asyncio.Task[Any]) -> None:
     """Keeps asyncio from telling of an error that nobody waits for any more."""
     if not pull.cancelled():
         pull.exception()

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gcore_nodes import bulk, mirrors
+from gcore_nodes.bulk import MirroredContent
 
 from gcore_core.contract.errors import ContractError
-from gcore_core.runtime.messages import MirrorRequest
+from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.runtime.push import parents_of
 from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store import bulk, mirrors
-from gcore_core.runtime.store.bulk import MirroredContent
 from gcore_core.runtime.store.server import SlabService, StoreSpec
-from tests.support.wires import Wire, free_address, shared_identity
+from tests.support.joined_stores import joining, of_service, sent_bytes
+from tests.support.wires import Wire, free_address
 
 SECRET = b"s" * 32
 PART_BYTES = 1 << 18
@@ -60,10 +61,10 @@ class Nodes:
             seen = {other: wire.address for other, wire in self.wires.items()}
             addresses = {**seen, name: self.wires[name].target}
             self.stores[name] = SlabService(
-                spec, SECRET, addresses, shared_identity(), lambda worker: self.memory
+                spec, SECRET, joining(SECRET, addresses, push_memory=lambda worker: self.memory)
             )
             self.stores[name].register(Service(name))
-            self.stores[name].open()
+            self.stores[name].remote.open()
 
     def fill(self, version: int, index: int) -> bytes:
         """Has the trainer fill a bucket; returns its bytes."""
@@ -103,7 +104,7 @@ class Nodes:
 
     def sent(self) -> dict[str, int]:
         """Returns how many bytes of content each node has sent."""
-        return {name: store.sent_bytes for name, store in self.stores.items()}
+        return {name: sent_bytes(store) for name, store in self.stores.items()}
 
     def close(self) -> None:
         for store in self.stores.values():
@@ -217,11 +218,11 @@ async def test_a_bucket_of_an_earlier_push_is_not_passed_on(
         await nodes.push(1)
         monkeypatch.setattr(mirrors, "_WAIT_S", 0.1)
         what = MirroredContent(TRAINER, "policy.0", 1, 0, 0, *BUCKETS[0])
-        assert nodes.stores["agent.1"]._mirrors.find(what).nbytes == BUCKETS[0][1]
+        assert of_service(nodes.stores["agent.1"])._mirrors.find(what).nbytes == BUCKETS[0][1]
         nodes.fill(2, 0)
         await nodes.bring("agent.1", 2, 0)
         with pytest.raises(ContractError, match="nobody here has asked for this bucket"):
-            nodes.stores["agent.1"]._mirrors.find(what)
+            of_service(nodes.stores["agent.1"])._mirrors.find(what)
 
 
 async def test_a_push_that_failed_at_its_source_fails_at_every_node(
@@ -231,7 +232,7 @@ async def test_a_push_that_failed_at_its_source_fails_at_every_node(
     monkeypatch.setattr(mirrors, "PARENT_PATIENCE_S", 0.3)
     async with opened(tmp_path, others=3, fan_out=1) as nodes:
         for store in nodes.stores.values():
-            store._client._patience_s = 0.3
+            of_service(store).client._patience_s = 0.3
         nodes.wires[TRAINER].hold_after = 1000
         nodes.fill(1, 0)
         pulls = (nodes.bring(node, 1, 0) for node in nodes.parents)

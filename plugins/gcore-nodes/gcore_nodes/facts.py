@@ -1,6 +1,6 @@
 """Says what this machine has, before a run places anything there.
 
-A launcher runs ``python -m gcore_core.runtime.process.facts`` on each machine. It prints one line
+A launcher runs ``python -m gcore_nodes.facts`` on each machine. It prints one line
 of JSON, a ``MachineFacts``, and ends. Neither torch nor a plugin is imported.
 """
 
@@ -18,8 +18,7 @@ import psutil
 
 from gcore_core import __version__
 from gcore_core.contract.placement import Device
-from gcore_core.runtime.process.devices import find_devices
-from gcore_core.runtime.process.spawn import SHARED_MEMORY
+from gcore_core.kits.launching import SHARED_MEMORY, find_devices
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
