@@ -9,8 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gcore_core import hookimpl
+from gcore_core.contract.errors import DataError, did_you_mean
 from gcore_core.contract.providers import CommandProvider
+from gcore_core.contract.run_files import LOGS
 
+_SUPERVISOR = "supervisor"
 _LOOK_S = 0.5  # seconds between two looks for new lines
 _OVER_S = 3.0  # a run without a supervisor for so long has ended; a killed one is back by then
 _TAIL = 20  # lines of each log, where several are printed
@@ -33,7 +36,6 @@ def logs(words: list[str]) -> int:
     """Runs ``g-core logs`` with these words; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     from gcore_core.kits.runs import run_goes_on
-    from gcore_report.log_files import find_logs, pick_logs
 
     found = find_logs(args.run_dir)
     if args.worker is None and args.lines is None and not args.follow:
@@ -112,6 +114,45 @@ def _list(logs: dict[str, Path]) -> None:
 def _print(name: str, lines: Sequence[str], *, named: bool) -> None:
     for line in lines:
         print(f"{name}: {line}" if named else line, flush=True)
+
+
+def find_logs(run_dir: Path) -> dict[str, Path]:
+    """Returns process -> its log, the supervisor's first. Raises DataError where there are none."""
+    paths = {path.stem: path for path in sorted((run_dir / LOGS).glob("*.log"), key=_order)}
+    if not paths:
+        raise DataError(
+            "there are no logs here.",
+            where=str(run_dir),
+            why=f"a run has them in {LOGS}/",
+            todo="name a run's directory, such as runs/<name>/<NNN> or runs/<name>/latest",
+        )
+    return paths
+
+
+def _order(path: Path) -> tuple[bool, str, int]:
+    """Sorts processes by name, and those of one role by number."""
+    role, _, number = path.stem.rpartition(".")
+    if not number.isdecimal():
+        return path.stem != _SUPERVISOR, path.stem, 0
+    return True, role, int(number)
+
+
+def pick_logs(logs: dict[str, Path], name: str, run_dir: Path) -> dict[str, Path]:
+    """Returns the log of a process, or else those of all whose names begin so.
+
+    Raises DataError where there is none.
+    """
+    if name in logs:
+        return {name: logs[name]}
+    picked = {process: path for process, path in logs.items() if process.startswith(name)}
+    if not picked:
+        raise DataError(
+            f"no process of the run is called {name!r}{did_you_mean(name, list(logs))}.",
+            where=str(run_dir),
+            why=f"there are: {', '.join(logs)}",
+            todo="name one of them, or the beginning of its name",
+        )
+    return picked
 
 
 class LogTail:
