@@ -41,7 +41,7 @@ def test_a_policy_on_several_slots_is_balanced_by_learned_cost(job: Job) -> None
 def test_a_policy_on_one_slot_has_nothing_to_balance(job: Job) -> None:
     plan = load_plan(job(), [ONE_SLOT])
     assert plan.provided["balance"].reference == "core/in-order"
-    assert plan.notes == ()
+    assert not [note for note in plan.notes if "balance" in note]
 
 
 def test_slots_that_refer_to_another_key_count_as_what_it_holds(job: Job) -> None:
