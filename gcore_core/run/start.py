@@ -89,7 +89,8 @@ def prepare(
         if node.follows and not models[role]:
             models[role] = models[node.follows]
     say_changes(plan, {}, placed, display.note)
-    for note in filter(None, [placed.note, push_note, *seen.notes, *memory_notes]):
+    notes = [*plan.notes, placed.note, push_note, *seen.notes, *memory_notes]
+    for note in filter(None, notes):
         display.note(note)
     kept_weights = host_memory(plan, placed, models)
     if kept_weights:
