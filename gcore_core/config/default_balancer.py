@@ -30,7 +30,8 @@ class Choice:
 
     use: what ``use`` becomes.
     reason: why, as the origin of the value (``Plan.why``).
-    note: what ``g-core check`` says of it; empty where there is nothing to say.
+    note: what ``g-core check`` and a run's start say of it: what it is, and what would change it.
+        Empty where an installation changes nothing.
     """
 
     use: str
@@ -54,8 +55,9 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
     except GcoreError:
         reason = f"auto: plugin {BY_COST} is not installed, or may not be used"
         note = (
-            "records are dealt to the trainer's ranks in order, whatever they cost, since plugin "
-            f"{BY_COST} is not installed or may not be used ({install_command(home_of(BY_COST))})"
+            f"balance.use is {IN_ORDER}: records are dealt to the trainer's ranks in order, "
+            f"whatever they cost, since plugin {BY_COST} is not installed or may not be used "
+            f"({install_command(home_of(BY_COST))})"
         )
         return Choice(use=IN_ORDER, reason=reason, note=note)
     deterministic = bool(core["run"]["deterministic"])
@@ -68,7 +70,8 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
     return Choice(
         use=BY_COST,
         reason="auto: the policy has several slots",
-        note=f"balance.use is {BY_COST}, as the policy has several slots: {learns}",
+        note=f"balance.use is {BY_COST}, as the policy has several slots and {home_of(BY_COST)} is "
+        f"installed: {learns}; balance.use={IN_ORDER} deals records in order",
     )
 
 

@@ -247,7 +247,8 @@ class Balance(Choice):
 
     use: str = AUTO
     """Splits records over data-parallel ranks. ``auto``: ``balance`` where the policy has several
-    slots and gcore-placement is installed, else ``core/in-order``; ``g-core check`` says which.
+    slots and gcore-placement is installed, else ``core/in-order``; ``g-core check`` and the run's
+    start say which.
     """
 
 

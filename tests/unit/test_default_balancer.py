@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,9 @@ from gcore_core import cli
 from gcore_core.config import catalog
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.installing import install_command
+from gcore_core.run.display import open_display
+from gcore_core.run.start import Start, prepare
+from tests.support import runs
 
 Job = Callable[..., Path]
 ONE_SLOT = "roles.policy.slots=1"
@@ -89,3 +95,20 @@ def test_a_run_that_is_resumed_keeps_the_balancer_that_it_began_with(job: Job) -
     """Its configuration names it, whatever the policy's slots are then."""
     use = load_plan(job()).config["balance"]["use"]
     assert chosen(job(), f"balance.use={use}", ONE_SLOT) == "balance"
+
+
+@pytest.mark.parametrize(("slots", "told"), [(2, "balance.use is balance"), (1, "")])
+def test_a_run_says_at_its_start_which_balancer_it_has_and_what_would_change_it(
+    slots: int, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    roles = {"policy": {"use": "fake", "slots": slots}, "rollout": {"use": "fake"}}
+    job = runs.job(roles=roles, cluster={"devices": 2}) | {"local": [str(runs.FAKE)]}
+    file.write_text(json.dumps(job))
+    begun = Start(file=file, overrides=[f"run.dir={tmp_path / 'run'}"])
+    stream = io.StringIO()
+    with ExitStack() as until_end:
+        prepare(begun, lambda steps: open_display(steps, stream), until_end=until_end)
+    notes = [line for line in stream.getvalue().splitlines() if "balance.use" in line]
+    assert len(notes) == bool(told)
+    assert all(told in note and "balance.use=core/in-order" in note for note in notes)
