@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.observer import ObserverContract
     from gcore_testing.contracts.placement import PlacementPolicyContract
     from gcore_testing.contracts.plugin import PluginContract
+    from gcore_testing.contracts.remote_store import RemoteStoreContract
     from gcore_testing.contracts.sampler import SamplerContract
     from gcore_testing.contracts.scorer import ScorerContract
     from gcore_testing.contracts.sentinel import SentinelContract
+    from gcore_testing.contracts.site_files import SiteFilesContract
     from gcore_testing.contracts.trainer import TrainerContract
     from gcore_testing.contracts.view import ViewContract
 
@@ -48,9 +50,11 @@ _HOMES = {
     "ObserverContract": "observer",
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
+    "RemoteStoreContract": "remote_store",
     "SamplerContract": "sampler",
     "ScorerContract": "scorer",
     "SentinelContract": "sentinel",
+    "SiteFilesContract": "site_files",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "ViewContract": "view",
@@ -74,9 +78,11 @@ __all__ = [
     "ObserverContract",
     "PlacementPolicyContract",
     "PluginContract",
+    "RemoteStoreContract",
     "SamplerContract",
     "ScorerContract",
     "SentinelContract",
+    "SiteFilesContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "ViewContract",
