@@ -17,9 +17,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
-#: What backends call or read, not the core: objectives, advantages per action, and what one backend
-#: tells another in a push. Who does it stands in plugins/.
-CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective"}
+#: What backends call or read, not the core: objectives, advantages per action, what one backend
+#: tells another in a push, and what the core gives to what joins machines. Who does it stands in
+#: plugins/.
+CALLED_BY_BACKENDS = {
+    "ActionAdvantage",
+    "ActionScalars",
+    "AdapterFacts",
+    "JobFiles",
+    "NodeStore",
+    "Objective",
+}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = set[str]()
