@@ -34,12 +34,16 @@ VERBS = {
     "demo": "train the quickstart twice, one of them killed, and compare the weights",
 }
 
-#: Distribution of this project -> the commands that it adds to the verbs. The core runs without it,
+#: Distribution of this project -> its commands, beside the verbs. The core runs without it,
 #: and says what to install where a command is asked for that is not there.
 COMMANDS_OF = {
-    "gcore-report": ("diff", "logs", "trace"),
+    "gcore-nodes": ("nodes",),
+    "gcore-placement": ("placement", "sim", "simulate"),
+    "gcore-report": ("diff", "eval", "logs", "report", "trace", "watch"),
+    "gcore-rewards": ("human",),
+    "gcore-sentinel": ("sentinel",),
     "gcore-testing": ("conformance", "new"),
-    "gcore-tools": ("completion", "demo", "doctor", "plan"),
+    "gcore-tools": ("completion", "demo", "doctor", "plan", "recipes", "shrink", "venv"),
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -144,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="g-core [--no-plugins] VERB ...",
         description="Reinforcement learning of language, image-text and diffusion policies.\n\n"
         f"verbs (each has its own --help):\n{verbs}\n\n"
-        f"verbs of other distributions, where these are installed:\n{others}",
+        f"commands of other distributions, where these are installed:\n{others}",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -199,6 +203,7 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
 
 def _refuse_missing_command(name: str) -> None:
     """Raises PluginNotFound for a command of ``COMMANDS_OF``, whose distribution is not here."""
+    from gcore_core.config.homes import home_of
     from gcore_core.contract.errors import PluginNotFound
     from gcore_core.contract.installing import install_command
 
@@ -206,7 +211,7 @@ def _refuse_missing_command(name: str) -> None:
         if name in commands:
             raise PluginNotFound(
                 f"g-core {name} comes with {distribution}, which is not installed.",
-                todo=install_command(distribution),
+                todo=install_command(home_of(name)),
             )
 
 

@@ -165,11 +165,15 @@ def test_help_imports_only_the_standard_library() -> None:
 
 
 #: Not plugins, so plugins may import them.
-LIBRARIES = {"gcore_core", "gcore_language", "gcore_testing"}
+LIBRARIES = {"gcore_core", "gcore_language"}
 #: (importer, imported) -> why a plugin may import another one all the same.
 EXCEPTIONS = {
     ("gcore_tools", "gcore_nodes"): "an extra: nodes out of namespaces are machines of a launcher",
 }
+#: The test kit, and what it may use of the core: its simulator runs the real programs, its fakes
+#: stand in real workers.
+TESTING = "gcore_testing"
+TESTED_WITH = {"builtin", "config", "contract", "controllers", "kits", "run", "runtime"}
 
 
 def is_plugin(folder: Path) -> bool:
@@ -202,7 +206,7 @@ def test_a_plugin_imports_only_the_core_and_shared_libraries_of_the_project() ->
         str(found)
         for root, found in imports_of_plugins()
         if found.target.startswith("gcore_")
-        if found.target.partition(".")[0] not in (*LIBRARIES, root)
+        if found.target.partition(".")[0] not in (*LIBRARIES, TESTING, root)
         if (root, found.target.partition(".")[0]) not in EXCEPTIONS
     ]
     assert strange == []
@@ -210,10 +214,6 @@ def test_a_plugin_imports_only_the_core_and_shared_libraries_of_the_project() ->
 
 #: What a plugin may use of the core besides the contract; the docstring of kits says for what.
 KITS = ("gcore_core.controllers", "gcore_core.kits")
-#: The test kit, and what it may use of the core: its simulator runs the real programs, its fakes
-#: stand in real workers.
-TESTING = "gcore_testing"
-TESTED_WITH = {"builtin", "config", "contract", "controllers", "run", "runtime"}
 
 
 def is_public(module: str) -> bool:

@@ -112,7 +112,7 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
         "gcore-core",
         "gcore-core>=0.2,<0.3",
         "gcore-core ~=0.2.0",
-        "gcore-core[testing]>=0.2",
+        "gcore-core[tls]>=0.2",
         "gcore-core==0.2.*",
     ],
 )

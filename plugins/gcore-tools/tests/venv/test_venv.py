@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_testing.installed import InstalledPlugins, Wheel
 from gcore_tools.venv import doctor, making
 from gcore_tools.venv.recipe import Recipe, Wish, recipe
 
 from gcore_core import __version__, cli
 from gcore_core.config import venvs
 from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_testing.installed import InstalledPlugins, Wheel
 
 PLUGIN = """
 from gcore_core import hookimpl
