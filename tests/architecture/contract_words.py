@@ -18,9 +18,17 @@ ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
 #: What backends call or read, not the core: objectives, advantages per action, what one backend
-#: tells another in a push, and what an engine notes of a sample that goes on through pushes. Who
-#: does it stands in plugins/.
-CALLED_BY_BACKENDS = {"ActionAdvantage", "ActionScalars", "AdapterFacts", "Objective", "SampledBy"}
+#: tells another in a push, what an engine notes of a sample that goes on through pushes, and what
+#: the core gives to what joins machines. Who does it stands in plugins/.
+CALLED_BY_BACKENDS = {
+    "ActionAdvantage",
+    "ActionScalars",
+    "AdapterFacts",
+    "JobFiles",
+    "NodeStore",
+    "Objective",
+    "SampledBy",
+}
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".
 PROVISIONAL = set[str]()

@@ -35,7 +35,7 @@ class Attempt:
         self._over = asyncio.get_running_loop().create_future()
         self._stopping = None
 
-    async def _start(self, site: Any, homecoming: Any) -> None:
+    async def _start(self, site: Any) -> None:
         raise WorkerError("no such interpreter", where="rollout.0")
 
     async def _watch(self, site: Any) -> None:

@@ -2,7 +2,7 @@
 
 The agent holds a ``Record``, a file in the directory of logs. It is gone when the agent has ended
 its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the next
-agent of the same run, or on another machine than the run's the agent's ``caretaker``.
+agent of the same run, or what a launcher has put on another machine than the run's.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from gcore_core.contract.placement import Cell, Decision, Device, Partition, Win
 from gcore_core.contract.records import OK, Prompt
 from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.site_files import OneDisk
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.process.launchers import InlineLauncher
 
@@ -1063,7 +1065,7 @@ class PutsAllOnOneNode(CleanLauncher):
 
 
 class KeepsFilesToItself(CleanLauncher):
-    """A second node that has no address for what home gives."""
+    """It loses what it is to bring home."""
 
     caught_by = ("test_files_go_to_every_node_and_come_back",)
 
@@ -1072,10 +1074,12 @@ class KeepsFilesToItself(CleanLauncher):
         async def site(
             self, where: Mapping[str, str], supervisor: Servable, logs: Path
         ) -> AsyncIterator[Site]:
+            class Losing(OneDisk):
+                async def collect(self, directory: Path) -> None:
+                    shutil.rmtree(directory)
+
             async with super().site(where, supervisor, logs) as site:
-                nodes = {**site.nodes, "agent.1": site.home_node}
-                views = {**site.views, "agent.1": site.views[site.home]}
-                yield replace(site, nodes=nodes, views=views)
+                yield replace(site, files=Losing())
 
 
 class MeetsInPublic(CleanLauncher):

@@ -10,7 +10,9 @@ failures that the author knows of. A gap that has closed fails until it is remov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -37,6 +39,19 @@ def claims(capability: str) -> Callable[[T], T]:
         return test
 
     return mark
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Has a test that is a coroutine run in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        async def go() -> None:
+            await test(*args, **fixtures)
+
+        asyncio.run(go())
+
+    return run
 
 
 class Contract:
