@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from gcore_core.runtime.process.inherited import reset_signals
+from gcore_core.node.inherited import reset_signals
 
 #: Tests with one of these markers may take an hour; others what pyproject.toml says (``timeout``).
 LONG = ("engine", "gpu", "slow")

@@ -55,7 +55,7 @@ from report import Claim, add_options, publish, repeated
 
 from gcore_core.contract.order import row_of, sample_seed
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.controllers.window import Ahead
+from gcore_core.controllers.generation import Ahead
 
 UNITS = 16
 PROMPTS = 64

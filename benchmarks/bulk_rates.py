@@ -45,12 +45,12 @@ from gcore_nodes.bulk import STREAMS, BulkClient, StoredContent
 from gcore_nodes.joined_stores import JoinedStores
 
 from gcore_core.contract.records import Ref
-from gcore_core.runtime.process.agent import process_usage
-from gcore_core.runtime.rpc import tls
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.node.agent import process_usage
+from gcore_core.store.client import StoreWriter
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire import tls
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
 
 MEMORY = Path("/dev/shm")
 PIECE_BYTES = 1 << 20

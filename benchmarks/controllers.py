@@ -69,9 +69,9 @@ from saturation import RATES, Saturation
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.launching import Endpoint, StreamEndpoint
 from gcore_core.contract.run_files import Record, read_metrics, read_trace
-from gcore_core.runtime.process.spawn import STREAMED_BYTES
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.node.spawn import STREAMED_BYTES
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 PAYLOADS = {"50kB": 50_000, "3MB": 3_000_000, "100MB": 100_000_000}
 SIZES = {"0.1GB": 100_000_000, "0.5GB": 500_000_000, "1GB": 1_000_000_000, "2GB": 2_000_000_000}

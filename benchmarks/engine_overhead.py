@@ -32,8 +32,9 @@ from report import Claim, add_options, interval, median_ratio, publish
 
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Lease
-from gcore_core.run.guard import Start
+from gcore_core.node.launchers import LocalLauncher
 from gcore_core.run.jobs import worker_specs
+from gcore_core.run.restart_supervisor import Start
 from gcore_core.run.start import prepare
 from gcore_core.runtime.messages import (
     FAILED,
@@ -46,8 +47,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     SpawnRequest,
 )
-from gcore_core.runtime.process.launchers import LocalLauncher
-from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service
+from gcore_core.wire.service import Call, RemoteFailure, Service
 
 #: engine -> (prompts, actions of each, bar of ours over bare)
 SIZES = {"torch": (64, 64, 1.2), "vllm": (64, 64, 0.95), "sglang": (64, 64, 0.95)}

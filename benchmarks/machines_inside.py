@@ -30,6 +30,7 @@ from weight_push import BUCKET_BYTES, ModelConfig
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import ALIVE, Site
+from gcore_core.node import handshake
 from gcore_core.runtime.messages import (
     HELLO,
     PUSH_BEGIN,
@@ -46,11 +47,10 @@ from gcore_core.runtime.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 PATIENCE_S = 120.0
 RECEIVERS = 4

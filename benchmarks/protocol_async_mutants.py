@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from protocol_mutants import Mutant
 
-from gcore_core.controllers.window.ahead import Ahead
-from gcore_core.controllers.window.lanes import Lanes
-from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.window import Window
+from gcore_core.controllers.generation.ahead import Ahead
+from gcore_core.controllers.generation.dispatch import Lanes
+from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.window import Window
 
 #: name -> (class, function, what stands there, what the bug puts there)
 ASYNC_MUTANTS: dict[str, Mutant] = {

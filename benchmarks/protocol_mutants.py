@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from gcore_core.controllers.generation.dispatch import Lanes
+from gcore_core.controllers.generation.in_step import InStep
+from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.scoring import Scoring
+from gcore_core.controllers.generation.window import Window
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.window.in_step import InStep
-from gcore_core.controllers.window.lanes import Lanes
-from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.scoring import Scoring
-from gcore_core.controllers.window.window import Window
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.shells.drawn_records import DrawnRecords
-from gcore_core.runtime.shells.questions import Asking
-from gcore_core.runtime.shells.rounds import Rounds
-from gcore_core.runtime.shells.trainer import TrainerShell
-from gcore_core.runtime.shells.weights_follower import WeightsFollower
+from gcore_core.wire.gathering import Gathering
+from gcore_core.workers.drawn_records import DrawnRecords
+from gcore_core.workers.questions import Asking
+from gcore_core.workers.rounds import Rounds
+from gcore_core.workers.trainer import TrainerShell
+from gcore_core.workers.weights_follower import WeightsFollower
 
 #: (class, function, what stands there, what the bug puts there)
 Mutant = tuple[type, str, str, str]

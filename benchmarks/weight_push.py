@@ -49,6 +49,8 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 from gcore_core.controllers.config import SyncConfig
+from gcore_core.node import handshake
+from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
     GENERATE,
     GREEDY,
@@ -69,11 +71,9 @@ from gcore_core.runtime.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 BUCKET_BYTES = SyncConfig.push_bucket_bytes
 SIZES = {"1gb": 1_000_000_000, "500mb": 500_000_000, "100mb": 100_000_000}
@@ -368,7 +368,7 @@ async def site(model: ModelConfig, generator: str) -> AsyncIterator[Site]:
             [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gcore_core.runtime.process.worker"]
+        command = [sys.executable, "-m", "gcore_core.node.worker"]
         started = []
         try:
             for name, backend in backends.items():

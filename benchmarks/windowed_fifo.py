@@ -26,8 +26,8 @@ from gcore_async.program import AsynchronousController
 from gcore_core import hookimpl
 from gcore_core.contract.providers import CALLS, PARTS, ControllerProvider
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.window import Ahead
-from gcore_core.controllers.window.schedule import Membership
+from gcore_core.controllers.generation import Ahead
+from gcore_core.controllers.generation.schedule import Membership
 
 Refill = Literal["taken", "pushed"]
 

@@ -39,18 +39,18 @@ def gcore_roles() -> Iterable[p.RoleProvider]:
 
 @hookimpl
 def gcore_launchers() -> Iterable[p.LauncherProvider]:
-    from gcore_core.runtime.process.config import LocalConfig
+    from gcore_core.node.config import LocalConfig
 
     yield p.LauncherProvider(
         name="local",
         summary="processes on this machine",
-        factory="gcore_core.runtime.process.launchers:LocalLauncher",
+        factory="gcore_core.node.launchers:LocalLauncher",
         config=LocalConfig,
     )
     yield p.LauncherProvider(
         name="inline",
         summary="everything in one process and one event loop, for a debugger",
-        factory="gcore_core.runtime.process.launchers:InlineLauncher",
+        factory="gcore_core.node.launchers:InlineLauncher",
     )
 
 

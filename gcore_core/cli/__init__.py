@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        from gcore_core.runtime.process import inherited
+        from gcore_core.node import inherited
 
         inherited.open_standard_streams()
         inherited.reset_signals(keep=inherited.OF_THE_USER)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.factories import build
     from gcore_core.run.initial_placement import find_nodes, place
     from gcore_core.run.preflight import check_estimates, check_files, check_parts, check_pushes
-    from gcore_core.runtime.process.main_thread import exits_told
+    from gcore_core.runtime.main_thread import exits_told
 
     try:
         with exits_told():

@@ -118,7 +118,7 @@ class Servable(Protocol):
 
         method: name of an endpoint.
         body: the encoded request, in any buffer.
-        call: ``gcore_core.runtime.rpc.service.Call`` of this request.
+        call: ``gcore_core.wire.service.Call`` of this request.
         emit: takes the items of a stream, encoded.
         """
 

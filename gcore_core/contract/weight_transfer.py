@@ -2,7 +2,7 @@
 
 A bucket is some whole tensors in one memory. The sender writes them there and digests each one. The
 receiver reads the same bytes, digests them again and loads a tensor only where the digests agree.
-``gcore_core.runtime.push`` says when this happens, whatever the transport.
+``gcore_core.workers.push`` says when this happens, whatever the transport.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SendsDevice(Protocol):
         """Chooses how a push travels; None means through shared memory.
 
         It is asked only where all generators of the push are on the trainer's node. To others a
-        push travels through shared memory on both nodes, see ``gcore_core.runtime.push``.
+        push travels through shared memory on both nodes, see ``gcore_core.workers.push``.
 
         transport: "auto", or the transport that a person asks for. Raises ConfigError where not all
             sides can use that one.

@@ -27,7 +27,7 @@ from gcore_core.runtime.messages import (
     ReleaseSteps,
     TrainItem,
 )
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.wire.retry import insist
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
 #: Where the columns lie that the roles gave of each record.

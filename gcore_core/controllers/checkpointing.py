@@ -28,7 +28,7 @@ from gcore_core.runtime.messages import (
     OpenCheckpoint,
     SaveState,
 )
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.wire.retry import insist
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.checked_workers import AskedWorkers
 from gcore_core.controllers.tracing import Trace
 from gcore_core.runtime.agreements import Agreements
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Service
 from gcore_core.runtime.worker_settings import JobFacts
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import Service
 
 
 @dataclass(frozen=True, kw_only=True)

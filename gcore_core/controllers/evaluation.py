@@ -11,9 +11,9 @@ from typing import Protocol
 
 from gcore_core.contract.records import FAILED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.generation import Drawing, Round
+from gcore_core.controllers.generation.ledger import Ledger, has_failed_reward
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window import Drawing, Round
-from gcore_core.controllers.window.ledger import Ledger, has_failed_reward
 from gcore_core.runtime.messages import GREEDY, SAMPLED
 from gcore_core.runtime.worker_settings import JobFacts
 

@@ -10,11 +10,11 @@ from gcore_core.contract.records import FAILED, Assignment, Header, Lease
 from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, is_due
+from gcore_core.controllers.generation import Drawing, Round
+from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.training import Plan, train_item
-from gcore_core.controllers.window import Drawing, Round
-from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import EVALUATE_RANKS, GREEDY, EvaluateRequest, TrainItem
 
 #: What stands before names of an evaluation whose records were neither drawn greedily nor sampled.

@@ -48,8 +48,8 @@ from gcore_core.runtime.messages import (
     SaveWeights,
     UnsavedWeights,
 )
-from gcore_core.runtime.rpc.retry import LOST, PUSHES, RetryPolicy, insist, shown
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.retry import LOST, PUSHES, RetryPolicy, insist, shown
+from gcore_core.wire.service import Call
 
 #: Its pauses lie between two attempts to write the final weights, of which there is no last one.
 _SAVES = RetryPolicy(tries=1, first_pause_s=0.5, longest_pause_s=10.0)

@@ -10,8 +10,8 @@ import msgspec
 from gcore_core.contract.launching import Peer
 from gcore_core.runtime.messages import Answer, Part, RelayedEndpoint, RelayRequest
 from gcore_core.runtime.relay import RELAYED
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import encode
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import encode
 
 
 async def ask_ranks(

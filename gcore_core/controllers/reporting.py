@@ -19,9 +19,9 @@ from gcore_core.contract.run_files import DIGESTS, EVALUATION_FAILED
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Sums
 from gcore_core.runtime.messages import STEP_END, StepEnd
-from gcore_core.runtime.rpc.loop_delays import latest_delays_s
-from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.step_digests import sum_of
+from gcore_core.wire.loop_delays import latest_delays_s
+from gcore_core.wire.retry import insist
 
 
 class ShardReport(msgspec.Struct, array_like=True):

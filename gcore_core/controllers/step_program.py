@@ -14,13 +14,13 @@ from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, Evaluation
+from gcore_core.controllers.generation import InStep, Schedule, Taken, Window
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.placement.trainers import rest_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.window import InStep, Schedule, Taken, Window
 
 
 class StepProgram(ABC):

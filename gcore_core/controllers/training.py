@@ -39,9 +39,9 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.fixed_microbatches import cut_into_tiles, deal_tiles
 from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
-from gcore_core.controllers.tiles import cut_into_tiles, deal_tiles
 from gcore_core.controllers.watching import GAP_MAX, Watching
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
@@ -56,9 +56,9 @@ from gcore_core.runtime.messages import (
     TrainReply,
     TrainRequest,
 )
-from gcore_core.runtime.rpc.retry import insist
 from gcore_core.runtime.step_digests import digest_of, sum_of
 from gcore_core.runtime.worker_settings import TrainedFacts
+from gcore_core.wire.retry import insist
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
 Plan = dict[Key, Assignment]

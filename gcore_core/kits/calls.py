@@ -11,13 +11,13 @@ signal_at_end: has a process get a signal when nobody can write to a pipe any mo
 
 from __future__ import annotations
 
+from gcore_core.node.inherited import reset_signals
+from gcore_core.node.spawn import signal_at_end
 from gcore_core.run.directory import create as create_directory
 from gcore_core.run.directory import numbered as numbered_directory
 from gcore_core.run.display import Display, PlainDisplay, open_display
 from gcore_core.run.export import weights_sha256
 from gcore_core.run.start import run_told
-from gcore_core.runtime.process.inherited import reset_signals
-from gcore_core.runtime.process.spawn import signal_at_end
 
 __all__ = [
     "Display",

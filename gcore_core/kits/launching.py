@@ -30,15 +30,7 @@ SHARED_MEMORY: the directory of shared memory.
 
 from __future__ import annotations
 
-from gcore_core.runtime.messages import (
-    Message,
-    Nothing,
-    SpawnRequest,
-    UsageReply,
-    WorkerExit,
-    WorkerSpec,
-)
-from gcore_core.runtime.process.agent import (
+from gcore_core.node.agent import (
     GRACE_S,
     Agent,
     AgentSpec,
@@ -47,17 +39,16 @@ from gcore_core.runtime.process.agent import (
     process_usage,
     serve_agent,
 )
-from gcore_core.runtime.process.config import LocalConfig, check_port, check_ports, check_store
-from gcore_core.runtime.process.devices import find_devices
-from gcore_core.runtime.process.launchers import InlineLauncher, LocalLauncher
-from gcore_core.runtime.process.leftovers import (
+from gcore_core.node.config import LocalConfig, check_port, check_ports, check_store
+from gcore_core.node.devices import find_devices
+from gcore_core.node.launchers import InlineLauncher, LocalLauncher
+from gcore_core.node.process_record import (
     RECORD,
     StartedProcess,
     clear_up,
     identify_process,
 )
-from gcore_core.runtime.process.main_thread import in_main_thread
-from gcore_core.runtime.process.spawn import (
+from gcore_core.node.spawn import (
     SHARED_MEMORY,
     allow_open_files,
     input_of,
@@ -65,12 +56,21 @@ from gcore_core.runtime.process.spawn import (
     spawn_over_input,
     spawn_process,
 )
-from gcore_core.runtime.process.worker import Worker
-from gcore_core.runtime.rpc.in_process import InlineView
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.store.server import StoreSpec
+from gcore_core.node.worker import Worker
+from gcore_core.runtime.main_thread import in_main_thread
+from gcore_core.runtime.messages import (
+    Message,
+    Nothing,
+    SpawnRequest,
+    UsageReply,
+    WorkerExit,
+    WorkerSpec,
+)
 from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.in_process import InlineView
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 __all__ = [
     "GRACE_S",

@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from gcore_core.run.initial_placement import Placed, find_nodes, place
 from gcore_core.run.preflight import check_parts, see_files
-from gcore_core.runtime.process.main_thread import exits_told
+from gcore_core.runtime.main_thread import exits_told
 
 __all__ = ["Placed", "check_parts", "exits_told", "find_nodes", "place", "see_files"]

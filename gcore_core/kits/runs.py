@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.run_files import CONFIG, LOGS, SAVE
-from gcore_core.run.supervised import run_goes_on
-from gcore_core.runtime.process.leftovers import (
+from gcore_core.node.process_record import (
     RECORD,
     StartedProcess,
     identify_process,
     is_running,
 )
+from gcore_core.run.supervised import run_goes_on
 
 __all__ = [
     "ask_to_save",

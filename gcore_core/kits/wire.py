@@ -16,13 +16,13 @@ allocate, map_file: memory that several processes share, whose pages are there f
 
 from __future__ import annotations
 
-from gcore_core.runtime.rpc.framing import LENGTH_BYTES, framed, length_at, receive
-from gcore_core.runtime.rpc.keepalive import end_in_silence, noticed_within_s
-from gcore_core.runtime.rpc.proof import GREETING_BYTES, check_answer, prove, refusal
-from gcore_core.runtime.rpc.retry import PATIENT
-from gcore_core.runtime.rpc.service import RemoteFailure, decoded, encode, from_wire, to_wire
-from gcore_core.runtime.rpc.tls import Contexts, certificate_of, contexts, identity_file
-from gcore_core.runtime.store.client import allocate, map_file
+from gcore_core.store.client import allocate, map_file
+from gcore_core.wire.framing import LENGTH_BYTES, framed, length_at, receive
+from gcore_core.wire.keepalive import end_in_silence, noticed_within_s
+from gcore_core.wire.proof import GREETING_BYTES, check_answer, prove, refusal
+from gcore_core.wire.retry import PATIENT
+from gcore_core.wire.service import RemoteFailure, decoded, encode, from_wire, to_wire
+from gcore_core.wire.tls import Contexts, certificate_of, contexts, identity_file
 
 __all__ = [
     "GREETING_BYTES",

@@ -24,16 +24,16 @@ from gcore_core.contract.errors import CheckpointError, ConfigError, WorkerError
 from gcore_core.run.checkpoint_service import Resumed, newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.display import Display
-from gcore_core.run.guard import GuardLink, Lost
 from gcore_core.run.jobs import Job
 from gcore_core.run.machine_changes import MachinesChange
 from gcore_core.run.machines_left import place_run, say_changes
 from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.preflight import changed_settings, check_same
+from gcore_core.run.restart_supervisor import GuardLink, Lost
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
-from gcore_core.runtime.process.main_thread import MainThread
+from gcore_core.runtime.main_thread import MainThread
 
 log = logging.getLogger(__name__)
 

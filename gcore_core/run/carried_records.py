@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract.records import Header, Ref
-from gcore_core.runtime.rpc.service import decoded, encode
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.columns import Chunk, pack
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.columns import Chunk, pack
+from gcore_core.wire.service import decoded, encode
 
 HEADERS = "headers.msgpack"
 COLUMNS = "columns"

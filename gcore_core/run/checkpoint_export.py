@@ -36,7 +36,7 @@ from gcore_core.run.checkpoint_service import saved_config
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import write_whole
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.runtime import final_weights
+from gcore_core.workers import final_weights
 
 _SHOWN_LINES = 3
 #: Exit code of a rank that could not write.

@@ -44,9 +44,9 @@ from gcore_core.runtime.messages import (
     SaveState,
     UnsavedWeights,
 )
-from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.wire.gathering import Gathering
+from gcore_core.wire.service import Call, Service
 
 log = logging.getLogger(__name__)
 #: Names of the parts in a checkpoint's directory.

@@ -16,7 +16,7 @@ from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import DataError, RecordMismatch
 from gcore_core.contract.run_files import DATA, read_metrics
 from gcore_core.run.directory import write_text
-from gcore_core.runtime.shells.same_rows import prompt_digest
+from gcore_core.workers.row_digest import prompt_digest
 
 #: Metrics of a step: its first ordinal, and the one behind its last.
 FIRST = "ordinals/first"

@@ -29,8 +29,8 @@ from gcore_core.contract.placement import (
     Window,
 )
 from gcore_core.contract.providers import ControllerProvider
+from gcore_core.node.launchers import AGENT
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
-from gcore_core.runtime.process.launchers import AGENT
 from gcore_core.runtime.worker_settings import PlacementFacts
 
 T = TypeVar("T")

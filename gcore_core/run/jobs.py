@@ -38,11 +38,11 @@ from gcore_core.contract.providers import (
 )
 from gcore_core.contract.run_files import TRACE
 from gcore_core.contract.sentinel import Pair, SentinelContext
+from gcore_core.node import handshake
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
 from gcore_core.runtime.messages import StorePlace, WorkerSpec
 from gcore_core.runtime.named_files import NamedFile, texts
-from gcore_core.runtime.process import handshake
 from gcore_core.runtime.worker_settings import (
     DATASET_SECTIONS,
     NEVER,

@@ -28,9 +28,9 @@ import msgspec
 from gcore_core.config.interpreters import Interpreter, open_interpreter, without_paths_of_this
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.looking import Look
+from gcore_core.node.spawn import signal_at_end
 from gcore_core.run.look_child import FileState, Line, add_facts, state_of
 from gcore_core.runtime.cache import cache_root
-from gcore_core.runtime.process.spawn import signal_at_end
 from gcore_core.runtime.replacing import replacing
 
 #: What is shown while helper processes work.

@@ -31,7 +31,7 @@ from gcore_core.config.plugins import Observers
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_core.runtime.observed import (
+from gcore_core.node.observed import (
     Answer,
     CheckpointSaved,
     Event,
@@ -44,8 +44,8 @@ from gcore_core.runtime.observed import (
     WorkerFailed,
     next_message,
 )
-from gcore_core.runtime.process.main_thread import in_main_thread
-from gcore_core.runtime.rpc.framing import framed
+from gcore_core.runtime.main_thread import in_main_thread
+from gcore_core.wire.framing import framed
 
 log = logging.getLogger(__name__)
 #: So many reports may wait for an observer: a report of a large job has some ten KiB.
@@ -76,7 +76,7 @@ class ObserverProcess:
         self._is_told = False  # its failure was returned to the caller
         self._link, other = socket.socketpair()
         with other, open(log_file, "ab") as output:
-            command = [sys.executable, "-u", "-m", "gcore_core.runtime.process.observing"]
+            command = [sys.executable, "-u", "-m", "gcore_core.node.observing"]
             self._process = subprocess.Popen(
                 [*command, "--fd", str(other.fileno())],
                 stdin=subprocess.DEVNULL,

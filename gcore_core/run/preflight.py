@@ -43,7 +43,7 @@ from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.run.opened_data import open_data
 from gcore_core.run.row_checks import row_problems
-from gcore_core.runtime.shells.checked_rewards import read_known
+from gcore_core.workers.checked_rewards import read_known
 
 #: The plugin whose estimates every job gets where it is installed, in gcore-tools.
 ESTIMATES = "plan"

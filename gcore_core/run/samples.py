@@ -9,8 +9,8 @@ import numpy as np
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.records import Header
-from gcore_core.runtime.process.main_thread import in_main_thread
-from gcore_core.runtime.store.client import StoreReader
+from gcore_core.runtime.main_thread import in_main_thread
+from gcore_core.store.client import StoreReader
 
 
 async def shown_rows(

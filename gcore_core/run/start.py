@@ -17,6 +17,7 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract import run_files
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import Launcher
+from gcore_core.node.process_record import RECORD, clear_up
 from gcore_core.run import directory as run_directory
 from gcore_core.run import environment, summary
 from gcore_core.run.attempts import begins_from, supervise
@@ -24,7 +25,6 @@ from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
 from gcore_core.run.display import Display, open_display
-from gcore_core.run.guard import Begun, GuardLink, Start, guarded
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import run_apart
 from gcore_core.run.jobs import Job
@@ -38,11 +38,11 @@ from gcore_core.run.preflight import (
     check_pushes,
     check_same_files,
 )
+from gcore_core.run.restart_supervisor import Begun, GuardLink, Start, guarded
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervised import goes_on_already, hold_run
+from gcore_core.runtime.main_thread import exits_told
 from gcore_core.runtime.named_files import NamedFile, named_files
-from gcore_core.runtime.process.leftovers import RECORD, clear_up
-from gcore_core.runtime.process.main_thread import exits_told
 
 _ENDS_S = 3.0  # a supervisor that was just killed is gone within that
 _LOOK_S = 0.1

@@ -26,6 +26,7 @@ from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied,
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.node import handshake
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import Keeper
@@ -39,6 +40,7 @@ from gcore_core.run.restarts import Restarts
 from gcore_core.run.samples import shown_rows
 from gcore_core.run.signals import signal_name
 from gcore_core.runtime.agreements import AgreementService
+from gcore_core.runtime.main_thread import in_main_thread
 from gcore_core.runtime.messages import (
     ANSWERED,
     EXITS,
@@ -67,11 +69,9 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.main_thread import in_main_thread
-from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.service import Call, RemoteFailure, Service, from_wire
-from gcore_core.runtime.store.client import StoreReader
+from gcore_core.store.client import StoreReader
+from gcore_core.wire.gathering import Gathering
+from gcore_core.wire.service import Call, RemoteFailure, Service, from_wire
 
 log = logging.getLogger(__name__)
 LEAD = "controller.0"

@@ -41,9 +41,9 @@ from gcore_core.runtime.messages import (
     DealRequest,
     SumRequest,
 )
-from gcore_core.runtime.rpc.gathering import Act, Gathering
-from gcore_core.runtime.rpc.retry import Insist
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.wire.gathering import Act, Gathering
+from gcore_core.wire.retry import Insist
+from gcore_core.wire.service import Call, Service
 
 KEPT = 64  # answers of a scope that are remembered for requests that are sent again
 _PAYLOAD_LIMIT_BYTES = 16 << 20

@@ -32,8 +32,8 @@ from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.step_check import Held
 from gcore_core.contract.weight_transfer import SHM, Bucket, Offers
 from gcore_core.runtime.named_files import NamedFile
-from gcore_core.runtime.rpc.service import RemoteFailure
 from gcore_core.runtime.worker_settings import AnySettings
+from gcore_core.wire.service import RemoteFailure
 
 RESTART_EXIT_CODE = 75  # a worker that ends with it asks to be started again
 # Why records are drawn (``purpose``): to train on, or for one of the two modes of an evaluation.
@@ -580,7 +580,7 @@ class UnsavedWeights(Message):
     error: str
 
 
-# What each does is a table in ``gcore_core.runtime.push``.
+# What each does is a table in ``gcore_core.workers.push``.
 PUSH_BEGIN = Endpoint("push.begin", BeginPush, Nothing, Wait.PUSH)
 PUSH_EXPORTED = Endpoint("push.exported", BeginPush, Nothing, Wait.PUSH)
 CATCH_UP = Endpoint("push.catch_up", CatchUp, Nothing, Wait.PUSH)

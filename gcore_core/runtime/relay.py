@@ -22,9 +22,9 @@ import msgspec
 
 from gcore_core.contract.launching import Endpoint, Network
 from gcore_core.runtime.messages import Answer, Part, RelayedEndpoint, RelayRequest
-from gcore_core.runtime.rpc.gathering import Gathering
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Call, Handler, Service, decoded, encode
+from gcore_core.wire.gathering import Gathering
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import Call, Handler, Service, decoded, encode
 
 RELAYED = 32  # ranks behind one relay; the first worker of the first of them is the relay
 Raw = msgspec.Raw  # a part or an answer, encoded

@@ -93,7 +93,7 @@ INNER = [found for path in CORE for found in imports_of(path, OWN)]
 
 
 def part(module: str) -> str:
-    """``processes`` of ``gcore_core.runtime.rpc.sockets``; empty for the package itself."""
+    """``processes`` of ``gcore_core.wire.sockets``; empty for the package itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
@@ -274,10 +274,10 @@ def test_every_kit_is_listed_with_its_purpose() -> None:
     [
         ("gcore_core", True),
         ("gcore_core.contract.records", True),
-        ("gcore_core.controllers.window", True),
+        ("gcore_core.controllers.generation", True),
         ("gcore_core.kits.launching", True),
         ("gcore_core.kits._private", False),
-        ("gcore_core.runtime.push", False),
+        ("gcore_core.workers.push", False),
         ("gcore_core.contractual", False),
     ],
 )

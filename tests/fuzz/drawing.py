@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from gcore_core.runtime.rpc.service import encode
+from gcore_core.wire.service import encode
 
 _INTEGERS = st.one_of(
     st.integers(0, 8),

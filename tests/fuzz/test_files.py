@@ -26,10 +26,10 @@ from gcore_core.contract.launching import Endpoint, Item, Reply, Request, Stream
 from gcore_core.contract.records import OK, REWARD_FAILED, TensorSpec, WeightPlan
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.run import manifest as manifests
+from gcore_core.runtime.compute import DirectCompute
 from gcore_core.runtime.messages import PUSH_PLAN, PullWeights, short_reason
-from gcore_core.runtime.process.compute import DirectCompute
-from gcore_core.runtime.push import pull_weights
-from gcore_core.runtime.rpc.service import decoded, encode
+from gcore_core.wire.service import decoded, encode
+from gcore_core.workers.push import pull_weights
 
 from .drawing import hostile, mutated
 from .guarding import fuzz, guarded

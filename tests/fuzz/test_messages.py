@@ -19,12 +19,14 @@ from gcore_core import __version__
 from gcore_core.contract import records, weight_transfer
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.launching import Endpoint
+from gcore_core.node import agent
+from gcore_core.node.spawn import read_spec
 from gcore_core.runtime import messages
-from gcore_core.runtime.process import agent
-from gcore_core.runtime.process.spawn import read_spec
-from gcore_core.runtime.rpc.framing import framed
-from gcore_core.runtime.rpc.proof import Greeting
-from gcore_core.runtime.rpc.service import (
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.connection import CALL, Frame
+from gcore_core.wire.framing import framed
+from gcore_core.wire.proof import Greeting
+from gcore_core.wire.service import (
     Call,
     RemoteFailure,
     Service,
@@ -33,9 +35,7 @@ from gcore_core.runtime.rpc.service import (
     from_wire,
     to_wire,
 )
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.rpc.wire import CALL, Frame
-from gcore_core.runtime.store.server import StoreSpec
+from gcore_core.wire.sockets import RpcNetwork
 
 from .drawing import hostile, values
 from .guarding import fuzz, guarded

@@ -28,11 +28,11 @@ from gcore_core.runtime.messages import (
     SlabRequest,
     SumRequest,
 )
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service, encode
-from gcore_core.runtime.store.client import StoreReader, StoreWriter, sign
-from gcore_core.runtime.store.columns import Chunk, pack
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.store.client import StoreReader, StoreWriter, sign
+from gcore_core.store.columns import Chunk, pack
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service, encode
 
 from .drawing import hostile, mutated, values
 from .guarding import fuzz, guarded

@@ -22,7 +22,7 @@ from gcore_core.contract.errors import ConfigError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Launcher, Site
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.service import Service
 from tests.support.machines import SHELL, Machine, assert_in_no_process, machines
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"

@@ -145,7 +145,7 @@ from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.window import Window
+from gcore_core.controllers.generation import Window
 
 
 class Thin:

@@ -21,6 +21,8 @@ from gcore_testing.push_site import PushSite, open_push_site
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
+from gcore_core.node import handshake
+from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
     HELLO,
     PUSH_BEGIN,
@@ -36,12 +38,10 @@ from gcore_core.runtime.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 from tests.support.wires import Wire, free_address, shared_identity
 
 FAKE = "gcore_testing.fake:Fake"

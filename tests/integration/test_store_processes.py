@@ -27,6 +27,9 @@ from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
 from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header, Lease
+from gcore_core.node import handshake
+from gcore_core.node.launchers import AGENT, LocalLauncher
+from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
     EXITS,
     GENERATE,
@@ -42,14 +45,11 @@ from gcore_core.runtime.messages import (
     StorePlace,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import AGENT, LocalLauncher
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 from tests.support import runs
 from tests.support.wires import Wire, free_address, shared_identity
 

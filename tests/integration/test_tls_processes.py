@@ -22,6 +22,8 @@ from gcore_nodes.identity import make_identity
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.launching import ALIVE
+from gcore_core.node import handshake
+from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
     HELLO,
     SPAWN,
@@ -31,13 +33,11 @@ from gcore_core.runtime.messages import (
     StorePlace,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
-from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, Run
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 WORKER = "rollout.0"
 AGENT = "agent.0"

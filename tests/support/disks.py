@@ -23,7 +23,7 @@ from gcore_nodes.node_files import FileNotes, NodeFiles
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.site_files import SiteFiles
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.service import Call
 from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32

@@ -9,14 +9,14 @@ from gcore_testing import fake
 
 from gcore_core.contract.generator import Generator
 from gcore_core.contract.job_settings import Run
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Service
-from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.shells.sleep_note import SleepNote
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.store.client import StoreWriter
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Service
+from gcore_core.workers.generator import GeneratorShell
+from gcore_core.workers.sleep_note import SleepNote
 
 _SECRET = b"s" * 32
 

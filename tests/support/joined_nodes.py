@@ -9,7 +9,7 @@ from pathlib import Path
 from gcore_testing.contracts.remote_store import JoinedNodes
 from gcore_testing.contracts.site_files import Disks
 
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.store.server import SlabService, StoreSpec
 from tests.support.disks import disks
 from tests.support.joined_stores import joining
 from tests.support.wires import free_address

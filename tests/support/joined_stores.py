@@ -8,7 +8,7 @@ from pathlib import Path
 from gcore_nodes.joined_stores import JoinedStores
 
 from gcore_core.contract.remote_store import NodeStore
-from gcore_core.runtime.store.server import SlabService
+from gcore_core.store.server import SlabService
 from tests.support.wires import shared_identity
 
 

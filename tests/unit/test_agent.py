@@ -18,6 +18,10 @@ import pytest
 from gcore_core import __version__
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.job_settings import Run
+from gcore_core.node import agent as agent_module
+from gcore_core.node.agent import Agent, AgentSpec, end_hung
+from gcore_core.node.launchers import dismiss
+from gcore_core.node.spawn import environment_of
 from gcore_core.runtime.messages import (
     Nothing,
     SpawnRequest,
@@ -25,15 +29,11 @@ from gcore_core.runtime.messages import (
     Versions,
     WorkerSpec,
 )
-from gcore_core.runtime.process import agent as agent_module
-from gcore_core.runtime.process.agent import Agent, AgentSpec, end_hung
-from gcore_core.runtime.process.launchers import dismiss
-from gcore_core.runtime.process.spawn import environment_of
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.overruns import GRACE_S, Key, Overruns, note_path
-from gcore_core.runtime.store.server import StoreSpec
 from gcore_core.runtime.worker_settings import ScorerSettings
+from gcore_core.store.server import StoreSpec
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.overruns import GRACE_S, Key, Overruns, note_path
 
 
 def make_agent(directory: Path) -> Agent:

@@ -17,9 +17,9 @@ from gcore_core.runtime.messages import (
     CollectRequest,
     SumRequest,
 )
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import Service
 
 
 async def middle(shards: int) -> Peer:

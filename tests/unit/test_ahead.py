@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gcore_core.controllers.window.ahead import Ahead
-from gcore_core.controllers.window.schedule import Bounds, Told
+from gcore_core.controllers.generation.ahead import Ahead
+from gcore_core.controllers.generation.schedule import Bounds, Told
 
 BOUNDS = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
 WINDOWS = [(0, 0), (0, 2), (1, 1), (1, 4), (2, 2), (2, 4), (4, 8)]

@@ -28,8 +28,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.runtime.messages import AnnotateRequest, TrainItem
-from gcore_core.runtime.shells import annotator, opened_records
-from gcore_core.runtime.shells.annotations import Annotations
+from gcore_core.workers import annotator, opened_records
+from gcore_core.workers.annotations import Annotations
 from tests.support import runs
 
 JOB = SimulatedJob(ranks=2, prompts=4, samples=2, evaluate_prompts=2, annotators=2)

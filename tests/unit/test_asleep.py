@@ -11,6 +11,7 @@ from gcore_testing import fake
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import Header, Lease
+from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.messages import (
     GENERATE,
     PUSH_HELD,
@@ -23,12 +24,11 @@ from gcore_core.runtime.messages import (
     ScoreAgain,
     SleepRequest,
 )
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.asleep import SleepingGenerator
-from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.shells.sleep_note import SleepNote, note_path
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.asleep import SleepingGenerator
+from gcore_core.workers.generator import GeneratorShell
+from gcore_core.workers.sleep_note import SleepNote, note_path
 from tests.support.generator_shells import shell_around
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.run import attempts
-from gcore_core.run.guard import Lost
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.jobs import Job
 from gcore_core.run.machine_changes import MachinesChange
+from gcore_core.run.restart_supervisor import Lost
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor
 

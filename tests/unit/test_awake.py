@@ -9,8 +9,8 @@ import pytest
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.controllers.placement.lead import Awake
 from gcore_core.runtime.messages import SCORE, ScoreRequest
-from gcore_core.runtime.rpc.retry import insist_anew
-from gcore_core.runtime.shells.role_sampler import RoleSampler
+from gcore_core.wire.retry import insist_anew
+from gcore_core.workers.role_sampler import RoleSampler
 
 
 def test_judges_are_all_roles_except_the_generator_of_the_policy() -> None:

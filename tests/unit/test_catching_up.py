@@ -16,9 +16,9 @@ from gcore_core.contract.records import Header
 from gcore_core.controllers import publishing as publishing_module
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.generation.dispatch import Lanes, Round
+from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.publishing import Publishing
-from gcore_core.controllers.window.lanes import Lanes, Round
-from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PUSH_BEGIN,
@@ -28,8 +28,8 @@ from gcore_core.runtime.messages import (
     GenerateRequest,
     PushConfirmed,
 )
-from gcore_core.runtime.rpc.retry import RetryPolicy
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.wire.retry import RetryPolicy
+from gcore_core.wire.service import Call, Service
 
 
 class Workers:

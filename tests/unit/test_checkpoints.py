@@ -27,7 +27,7 @@ from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
 from gcore_core.run.directory import MetricsFile
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
 from gcore_core.runtime.messages import CommitCheckpoint, OpenCheckpoint
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.service import Call
 
 PARTS = {
     "policy/state-00000-00000.safetensors": bytes(range(256)) * 8,

@@ -9,9 +9,9 @@ from gcore_core.contract.errors import RecordMismatch, WeightMismatch, WeightsGo
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, TRUNCATED, UNSAMPLED, Header, Prompt
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.controllers.window.lanes import Round, check_repeats, check_versions
-from gcore_core.runtime.shells.end_reasons import EndReasons
-from gcore_core.runtime.shells.twins import check_twins
+from gcore_core.controllers.generation.dispatch import Round, check_repeats, check_versions
+from gcore_core.workers.duplicate_samples import check_twins
+from gcore_core.workers.suspicious_endings import EndReasons
 
 END = 2
 

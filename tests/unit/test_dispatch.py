@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.window.dealing import LANES, lanes_of, shares
+from gcore_core.controllers.generation.split_requests import LANES, lanes_of, shares
 
 
 def leases(count: int, samples: int = 1) -> list[Lease]:

@@ -10,10 +10,10 @@ from gcore_core.contract.columns import Columns
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
-from gcore_core.runtime.shells import drawn_records
-from gcore_core.runtime.shells.rounds import Rounds
-from gcore_core.runtime.shells.same_rows import prompt_digest
-from gcore_core.runtime.store.client import StoreWriter
+from gcore_core.store.client import StoreWriter
+from gcore_core.workers import drawn_records
+from gcore_core.workers.rounds import Rounds
+from gcore_core.workers.row_digest import prompt_digest
 
 
 def test_the_extra_cost_of_a_record_reaches_its_header() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.shells.engine_driver import EngineDriver
+from gcore_core.runtime.compute import ThreadCompute
+from gcore_core.workers.engine_driver import EngineDriver
 
 REQUEST = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
 

@@ -26,9 +26,9 @@ from gcore_vllm.memory import generator_memory as of_vllm
 
 from gcore_core.contract.memory import ASLEEP, PUSH_BYTES, MemoryNeed, WorkerShape
 from gcore_core.contract.records import TensorSpec
+from gcore_core.runtime.compute import DirectCompute
 from gcore_core.runtime.messages import BeginPush
-from gcore_core.runtime.process.compute import DirectCompute
-from gcore_core.runtime.push import PushMemory, PushSource
+from gcore_core.workers.push import PushMemory, PushSource
 from tests.support.known_models import KNOWN
 
 MODEL = next(model for model in KNOWN if model.name == "Llama-3.1-8B")

@@ -51,26 +51,26 @@ from gcore_core.contract.sentinel import Alarm
 from gcore_core.contract.site_files import JobFiles
 from gcore_core.contract.step_check import mismatch
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.controllers.generation.dispatch import Round, check_repeats, check_versions
 from gcore_core.controllers.training import check_row, masked_share
-from gcore_core.controllers.window.lanes import Round, check_repeats, check_versions
+from gcore_core.node import handshake
+from gcore_core.node.launchers import InlineLauncher
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.machines_left import place_run
 from gcore_core.run.restarts import Restarts
+from gcore_core.runtime.main_thread import ThreadedLimits
 from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.launchers import InlineLauncher
-from gcore_core.runtime.process.main_thread import ThreadedLimits
-from gcore_core.runtime.rpc import sockets, tls
-from gcore_core.runtime.rpc.service import Service
-from gcore_core.runtime.shells.checked_rewards import KnownRow, check_known
-from gcore_core.runtime.shells.end_reasons import EndReasons
-from gcore_core.runtime.shells.opened_records import check_prompts
-from gcore_core.runtime.shells.same_rows import open_row
-from gcore_core.runtime.shells.twins import check_twins
-from gcore_core.runtime.shells.weights_follower import weights_gone
+from gcore_core.wire import sockets, tls
+from gcore_core.wire.service import Service
+from gcore_core.workers.checked_rewards import KnownRow, check_known
+from gcore_core.workers.duplicate_samples import check_twins
+from gcore_core.workers.opened_records import check_prompts
+from gcore_core.workers.row_digest import open_row
+from gcore_core.workers.suspicious_endings import EndReasons
+from gcore_core.workers.weights_follower import weights_gone
 from tests.support import api_messages, made_pages, plugin_messages
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,9 @@ from gcore_core.contract.records import (
 )
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluated, Evaluation
+from gcore_core.controllers.generation import Round
+from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.reporting import Reporting, ShardReport
-from gcore_core.controllers.window import Round
-from gcore_core.controllers.window.ledger import Ledger
 from gcore_core.runtime.messages import Nothing, StepEnd
 
 

@@ -25,9 +25,9 @@ from gcore_core.contract.launching import Endpoint
 from gcore_core.controllers import relayed as relayed_module
 from gcore_core.runtime.messages import RelayedEndpoint, RelayRequest
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import PROGRESS_S, PROGRESS_SHARE, Call, Service
-from gcore_core.runtime.store.server import SlabService
+from gcore_core.store.server import SlabService
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import PROGRESS_S, PROGRESS_SHARE, Call, Service
 
 
 class Listening:
@@ -214,7 +214,7 @@ def test_progress_is_reported_at_most_once_a_second_and_not_at_the_start() -> No
 
 LIMITED = """
 import resource
-from gcore_core.runtime.process.spawn import allow_open_files
+from gcore_core.node.spawn import allow_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 try:
     allow_open_files(200)

@@ -17,10 +17,10 @@ from gcore_core.contract.errors import CheckpointError, ContractError, GcoreErro
 from gcore_core.controllers import publishing
 from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.runtime import final_weights
 from gcore_core.runtime.messages import PLACE_WEIGHTS, SAVE_PRETRAINED, UNSAVED_WEIGHTS
-from gcore_core.runtime.rpc.retry import RetryPolicy
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.retry import RetryPolicy
+from gcore_core.wire.service import Service
+from gcore_core.workers import final_weights
 
 
 def write(directory: Path, text: str) -> None:

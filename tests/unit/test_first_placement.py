@@ -12,10 +12,10 @@ from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.placement import Device, Need, Window
+from gcore_core.node.devices import share_of_cores
+from gcore_core.node.launchers import InlineLauncher
 from gcore_core.run.initial_placement import Placed, place
 from gcore_core.run.jobs import Job, _last_ordinal
-from gcore_core.runtime.process.devices import share_of_cores
-from gcore_core.runtime.process.launchers import InlineLauncher
 
 JOB = {
     "run": {"name": "fake"},

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.runtime.messages import SumRequest
-from gcore_core.runtime.rpc.gathering import Gathering
+from gcore_core.wire.gathering import Gathering
 
 
 class Action:

@@ -13,8 +13,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.records import Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
-from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.wire.service import Call
+from gcore_core.workers.generator import GeneratorShell
 from tests.support.generator_shells import shell_around
 
 LIMIT_S = 5

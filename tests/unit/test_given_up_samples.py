@@ -15,8 +15,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.records import Header, Lease
 from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
-from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.wire.service import Call
+from gcore_core.workers.generator import GeneratorShell
 from tests.support.generator_shells import shell_around
 
 SOON_S = 5.0

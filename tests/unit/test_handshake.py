@@ -10,10 +10,10 @@ from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core import __version__
 from gcore_core.contract.errors import PluginIncompatible
+from gcore_core.node import handshake
 from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.messages import Hello, Versions
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.service import Call
 
 
 def side(python: str, core: str = "1.0", **plugins: str) -> Versions:

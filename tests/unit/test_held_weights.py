@@ -9,7 +9,7 @@ import pytest
 
 from gcore_core.contract.generator import Fingerprints
 from gcore_core.contract.step_check import Held
-from gcore_core.runtime.shells.weights_follower import WeightsFollower
+from gcore_core.workers.weights_follower import WeightsFollower
 
 
 class Holds:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.controllers.window.in_step import InStep
-from gcore_core.controllers.window.schedule import Bounds, Membership, Told
+from gcore_core.controllers.generation.in_step import InStep
+from gcore_core.controllers.generation.schedule import Bounds, Membership, Told
 
 
 def in_step(

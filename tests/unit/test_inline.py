@@ -14,8 +14,8 @@ from gcore_core.contract.errors import ContractError, DataError, DeadlineExceede
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
 from gcore_core.contract.records import Header
 from gcore_core.runtime.messages import ScoreRequest
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
 
 
 def header() -> Header:

@@ -18,8 +18,8 @@ from gcore_core.runtime.messages import (
     PullWeights,
     SleepRequest,
 )
-from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.shells.generator import GeneratorShell
+from gcore_core.wire.service import Call
+from gcore_core.workers.generator import GeneratorShell
 from tests.support.generator_shells import shell_around
 
 HELD = 4  # version of the weights that the generator holds

@@ -24,7 +24,7 @@ from gcore_core.contract.records import (
     RecordScore,
     Ref,
 )
-from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.generation.ledger import Ledger
 
 ROWS, SEED = 11, 5
 

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.node import process_record
+from gcore_core.node.process_record import Record, StartedProcess, clear_up, identify
 from gcore_core.run import start
-from gcore_core.run.guard import Start
-from gcore_core.runtime.process import leftovers
-from gcore_core.runtime.process.leftovers import Record, StartedProcess, clear_up, identify
+from gcore_core.run.restart_supervisor import Start
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_is_not_resumed(
     process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "_ENDS_S", 0.0)
-    path = tmp_path / "logs" / leftovers.RECORD
+    path = tmp_path / "logs" / process_record.RECORD
     path.parent.mkdir()
     contents = record_of(path, process, tmp_path / "file")
     with subprocess.Popen(["sleep", "1000"]) as other:
@@ -161,8 +161,8 @@ def test_what_a_later_agent_has_written_down_is_kept(
 
 def test_a_record_that_is_missing_or_damaged_does_no_harm(tmp_path: Path) -> None:
     clear_up(tmp_path / "absent")
-    (tmp_path / leftovers.RECORD).write_text("{")
-    clear_up(tmp_path / leftovers.RECORD)
+    (tmp_path / process_record.RECORD).write_text("{")
+    clear_up(tmp_path / process_record.RECORD)
 
 
 def test_a_worker_that_has_ended_is_forgotten_and_a_full_disk_ends_nothing(

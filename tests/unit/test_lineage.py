@@ -10,8 +10,8 @@ from gcore_core.contract.columns import Columns
 from gcore_core.contract.errors import RecordMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Header, Prompt, RecordScore
-from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.runtime.shells import drawn_records
+from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.workers import drawn_records
 
 
 def columns(**changed: np.ndarray) -> Columns:

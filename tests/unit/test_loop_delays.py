@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gcore_core.runtime.rpc.loop_delays import TimedLoop, latest_delays_s
+from gcore_core.wire.loop_delays import TimedLoop, latest_delays_s
 
 
 def test_a_loop_that_was_busy_says_for_how_long() -> None:

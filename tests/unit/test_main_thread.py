@@ -16,8 +16,8 @@ import pytest
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.run.signals import Signals
-from gcore_core.runtime.process.compute import DirectCompute, ThreadCompute
-from gcore_core.runtime.process.main_thread import (
+from gcore_core.runtime.compute import DirectCompute, ThreadCompute
+from gcore_core.runtime.main_thread import (
     MainThread,
     ThreadedLimits,
     carried,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.node.observed import ObserverSpec, RunEnded
 from gcore_core.run.observers import ObserverProcess
-from gcore_core.runtime.observed import ObserverSpec, RunEnded
 
 
 def test_an_observer_that_ends_well_between_two_looks_is_not_told_as_failed(

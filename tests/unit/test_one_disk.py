@@ -13,7 +13,7 @@ from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import Ref
 from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.contract.site_files import OneDisk
-from gcore_core.runtime.store.server import OneNode
+from gcore_core.store.server import OneNode
 
 
 class TestOneDisk(SiteFilesContract):

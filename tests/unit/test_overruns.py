@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.runtime.shells.overruns import (
+from gcore_core.workers.overruns import (
     GRACE_S,
     Hold,
     Key,

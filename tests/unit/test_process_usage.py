@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gcore_core.runtime.process.agent import process_usage
+from gcore_core.node.agent import process_usage
 
 
 def test_usage_is_cpu_seconds_with_ended_children_and_peak_memory() -> None:

@@ -37,6 +37,7 @@ from gcore_core.contract.remote_store import MirrorRequest
 from gcore_core.contract.weight_transfer import Bucket, Offers, verified
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
+from gcore_core.runtime.compute import Compute, DirectCompute
 from gcore_core.runtime.messages import (
     PUSH_BEGIN,
     PUSH_BUCKET,
@@ -48,14 +49,13 @@ from gcore_core.runtime.messages import (
     PullWeights,
     PushConfirmed,
 )
-from gcore_core.runtime.process.compute import Compute, DirectCompute
-from gcore_core.runtime.push import DtypeSetting, Here, PushMemory, PushSource, pull_weights
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.trainer import TrainerShell
-from gcore_core.runtime.store.client import StoreReader
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.store.client import StoreReader
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork, InlineView
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.push import DtypeSetting, Here, PushMemory, PushSource, pull_weights
+from gcore_core.workers.trainer import TrainerShell
 from tests.support.joined_stores import joining, of_service, sent_bytes
 from tests.support.wires import Wire, free_address
 

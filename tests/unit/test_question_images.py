@@ -18,16 +18,16 @@ from gcore_core.contract.job_settings import Run
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Header, Prompt, RecordScore, Ref
 from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.messages import ScoreRequest
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork, InlineView
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.shells.role_sampler import RoleSampler
-from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork, InlineView
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.generator import GeneratorShell
+from gcore_core.workers.role_sampler import RoleSampler
+from gcore_core.workers.scorer import NamedScorer, ScorerShell
 from tests.support.wires import free_address, shared_identity
 
 SECRET = b"s" * 32

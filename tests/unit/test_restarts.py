@@ -12,7 +12,7 @@ from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, StreamEndpoint
 from gcore_core.run.restarts import RESTARTS_IN_VAIN, Restarts
 from gcore_core.runtime.messages import WorkerExit
-from gcore_core.runtime.rpc.service import Call, Service, encode
+from gcore_core.wire.service import Call, Service, encode
 
 LOG = Path("logs/rollout.0.log")
 

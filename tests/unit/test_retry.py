@@ -10,7 +10,7 @@ from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import ContractError, DeadlineExceeded, WorkerDied
 from gcore_core.contract.launching import Endpoint, StreamEndpoint
 from gcore_core.runtime import messages
-from gcore_core.runtime.rpc.retry import LOST, PATIENT, RetryPolicy
+from gcore_core.wire.retry import LOST, PATIENT, RetryPolicy
 
 AT_ONCE = RetryPolicy(tries=4, first_pause_s=0.0)
 

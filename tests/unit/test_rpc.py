@@ -27,12 +27,12 @@ from gcore_core.contract.errors import (
     WorkerError,
 )
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
-from gcore_core.runtime.rpc import proof, sockets
-from gcore_core.runtime.rpc.framing import framed
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
-from gcore_core.runtime.rpc.sockets import WINDOW_ITEMS, RpcNetwork, check_free
-from gcore_core.runtime.rpc.wire import CALL, Frame
+from gcore_core.wire import proof, sockets
+from gcore_core.wire.connection import CALL, Frame
+from gcore_core.wire.framing import framed
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
+from gcore_core.wire.sockets import WINDOW_ITEMS, RpcNetwork, check_free
 
 SECRET = b"s" * 32
 

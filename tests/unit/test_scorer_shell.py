@@ -21,17 +21,17 @@ from gcore_core.contract.errors import ConfigError, DataError, RecordMismatch
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Header, Prompt, RecordScore
 from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.messages import RESTART_EXIT_CODE, AnswerItem, AskRequest, ScoreRequest
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.checked_rewards import read_known
-from gcore_core.runtime.shells.overruns import Key, Overruns, describe_called
-from gcore_core.runtime.shells.role_sampler import RoleSampler
-from gcore_core.runtime.shells.same_rows import prompt_digest
-from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.checked_rewards import read_known
+from gcore_core.workers.overruns import Key, Overruns, describe_called
+from gcore_core.workers.role_sampler import RoleSampler
+from gcore_core.workers.row_digest import prompt_digest
+from gcore_core.workers.scorer import NamedScorer, ScorerShell
 
 SECRET = b"s" * 32
 

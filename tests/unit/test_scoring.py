@@ -11,8 +11,8 @@ import pytest
 from gcore_testing.simulation import run_virtual
 
 from gcore_core.contract.records import Header, RecordScore
-from gcore_core.controllers.window import scoring
-from gcore_core.controllers.window.ledger import Ledger
+from gcore_core.controllers.generation import scoring
+from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.runtime.messages import TRAIN, ScoreRequest
 
 SAMPLES = 4

@@ -19,6 +19,7 @@ from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.publishing import Publishing
+from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PUSH_BEGIN,
@@ -32,13 +33,12 @@ from gcore_core.runtime.messages import (
     PushConfirmed,
     TrainRequest,
 )
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.push import exhaust
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.shells.trainer import TrainerShell
-from gcore_core.runtime.shells.weights_follower import WeightsFollower
+from gcore_core.wire.in_process import InlineNetwork, Weather
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.push import exhaust
+from gcore_core.workers.trainer import TrainerShell
+from gcore_core.workers.weights_follower import WeightsFollower
 
 RANKS = 2
 #: A rank waits so long for another one that never comes.

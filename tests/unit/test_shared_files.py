@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.runtime.process.shared_files import Maker, SharedFiles
+from gcore_core.node.shared_files import Maker, SharedFiles
 
 #: Makes the files that its arguments name and holds them: mapped with a closed descriptor, open, or
 #: open in a child with a session of its own.
@@ -122,7 +122,7 @@ def test_somebody_elses_file_is_looked_at_only_a_few_times(
     (tmp_path / "engine_x").touch()
     looked = []
     monkeypatch.setattr(
-        "gcore_core.runtime.process.shared_files._held_paths",
+        "gcore_core.node.shared_files._held_paths",
         lambda pids, prefix: looked.append(pids) or set(),
     )
     for _ in range(20):

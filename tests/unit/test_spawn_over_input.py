@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gcore_core.runtime.process.spawn import spawn_over_input
-from gcore_core.runtime.rpc.framing import framed
+from gcore_core.node.spawn import spawn_over_input
+from gcore_core.wire.framing import framed
 
 SECRET = b"a secret that nobody shows"
 #: Says that it has its spec, waits for the end of its lifeline, and says that too.
 CHILD = """
 import os, select, sys
-from gcore_core.runtime.process.spawn import read_spec
+from gcore_core.node.spawn import read_spec
 from tests.unit.test_spawn_over_input import Spec
 spec, lifeline = read_spec("a test", Spec)
 print("spec", spec.name, len(spec.secret), flush=True)

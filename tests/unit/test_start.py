@@ -12,7 +12,7 @@ from gcore_testing.installed import InstalledPlugins
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import StepReport
 from gcore_core.run import start
-from gcore_core.run.guard import Start
+from gcore_core.run.restart_supervisor import Start
 
 JOB = """\
 run: {name: job}

@@ -27,12 +27,12 @@ from gcore_core.runtime.messages import (
     ReleaseRequest,
     short_reason,
 )
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store import client, server
-from gcore_core.runtime.store.client import StoreReader, StoreWriter, copy_hashed, sign
-from gcore_core.runtime.store.columns import Chunk, pack
-from gcore_core.runtime.store.server import SLAB_BYTES, SlabService, StoreSpec
+from gcore_core.store import client, server
+from gcore_core.store.client import StoreReader, StoreWriter, copy_hashed, sign
+from gcore_core.store.columns import Chunk, pack
+from gcore_core.store.server import SLAB_BYTES, SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
 from tests.support.joined_stores import joining, of_service, sent_bytes
 from tests.support.wires import Wire, free_address
 

@@ -14,7 +14,7 @@ import pytest
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.run import start
-from gcore_core.run.guard import Start
+from gcore_core.run.restart_supervisor import Start
 from gcore_core.run.supervised import hold_run, run_goes_on
 
 HOLDS = """

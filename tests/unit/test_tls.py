@@ -29,13 +29,13 @@ from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, ContractError, WorkerDied
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint, Traffic
-from gcore_core.runtime.rpc import sockets, tls
-from gcore_core.runtime.rpc.framing import framed
-from gcore_core.runtime.rpc.proof import Greeting
-from gcore_core.runtime.rpc.retry import insist
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
-from gcore_core.runtime.rpc.sockets import RpcNetwork, check_free, check_private
-from gcore_core.runtime.rpc.wire import CALL, Connection, Frame
+from gcore_core.wire import sockets, tls
+from gcore_core.wire.connection import CALL, Connection, Frame
+from gcore_core.wire.framing import framed
+from gcore_core.wire.proof import Greeting
+from gcore_core.wire.retry import insist
+from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, Call, Service, encode
+from gcore_core.wire.sockets import RpcNetwork, check_free, check_private
 
 SECRET = b"s" * 32
 NAME = "worker.3"
@@ -802,10 +802,10 @@ def test_only_who_makes_an_identity_imports_cryptography() -> None:
     program = """
 import asyncio, sys
 from gcore_core.kits import launching
-from gcore_core.runtime.process import worker
+from gcore_core.node import worker
 from gcore_nodes import agent
-from gcore_core.runtime.rpc import tls
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire import tls
+from gcore_core.wire.service import Service
 
 async def serve(address, identity):
     network = launching.RpcNetwork({"w": address}, b"s", identity=identity)

@@ -12,8 +12,8 @@ import pytest
 from gcore_core.contract.run_files import TOKENS, read_tokens
 from gcore_core.contract.sentinel import Compared
 from gcore_core.run.directory import go_back
-from gcore_core.runtime import token_journal
-from gcore_core.runtime.token_journal import TokenJournal
+from gcore_core.workers import token_journal
+from gcore_core.workers.token_journal import TokenJournal
 
 
 def compared(ordinal: int, sample: int, actions: int = 4, **changes: Any) -> Compared:

@@ -14,8 +14,8 @@ from gcore_core.contract.errors import DataError, WorkerDied
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
 from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
 from gcore_core.controllers.tracing import Trace
+from gcore_core.node.worker import Worker
 from gcore_core.runtime.messages import Nothing, TimeOfDay
-from gcore_core.runtime.process.worker import Worker
 
 
 def header(ordinal: int, sample: int = 0) -> Header:

@@ -10,8 +10,8 @@ import pytest
 from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.launching import Endpoint
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 ECHO = Endpoint("echo", bytes, bytes)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gcore_core.runtime.process.compute import ThreadCompute
-from gcore_core.runtime.shells.trainer_rest import TrainerRest
+from gcore_core.runtime.compute import ThreadCompute
+from gcore_core.workers.trainer_sleep import TrainerRest
 
 
 class Sleeper:

@@ -25,7 +25,7 @@ from gcore_core.runtime.messages import (
     TrainReply,
     TrainRequest,
 )
-from gcore_core.runtime.shells.trainer import TrainerShell
+from gcore_core.workers.trainer import TrainerShell
 
 WAIT_S = 0.1
 
@@ -130,7 +130,7 @@ async def test_large_weights_are_not_hashed_where_a_run_must_end_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await saved(Saving(), tmp_path, urgent=True)
-    monkeypatch.setattr("gcore_core.runtime.shells.trainer._URGENT_BYTES", 1)
+    monkeypatch.setattr("gcore_core.workers.trainer._URGENT_BYTES", 1)
     shell = TrainerShell(Saving(), NoRecords(), late, tmp_path, 0)  # type: ignore[arg-type]
     await shell.save_state(SaveState(0, str(tmp_path)), None)  # type: ignore[arg-type]
     reply = await shell.finish_save(SaveState(0, "", True), None)  # type: ignore[arg-type]

@@ -23,12 +23,17 @@ from gcore_core.contract.records import (
 )
 from gcore_core.controllers.algorithm_answers import filter_code
 from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.window.ahead import Ahead
-from gcore_core.controllers.window.in_step import InStep
-from gcore_core.controllers.window.ledger import Ledger
-from gcore_core.controllers.window.schedule import Bounds, Schedule, Told
-from gcore_core.controllers.window.verdicts import LeftOut, Settled, too_many_failures, verdict_on
-from gcore_core.controllers.window.window import Window
+from gcore_core.controllers.generation.ahead import Ahead
+from gcore_core.controllers.generation.in_step import InStep
+from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.schedule import Bounds, Schedule, Told
+from gcore_core.controllers.generation.verdicts import (
+    LeftOut,
+    Settled,
+    too_many_failures,
+    verdict_on,
+)
+from gcore_core.controllers.generation.window import Window
 
 
 def header(sample: int, reason: str = "", **statuses: str) -> Header:

@@ -17,7 +17,7 @@ from gcore_core.contract.columns import (
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Lease, Prompt
-from gcore_core.runtime.shells.drawn_records import DrawnRecords
+from gcore_core.workers.drawn_records import DrawnRecords
 
 
 def column(*versions: int) -> np.ndarray:

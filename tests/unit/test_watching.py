@@ -18,7 +18,7 @@ from gcore_core.controllers.watching import (
     without_empty_gaps,
 )
 from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ScoreLast
-from gcore_core.runtime.shells.compared_records import ComparedRecords
+from gcore_core.workers.compared_records import ComparedRecords
 
 
 class Squares(Band):

@@ -13,15 +13,15 @@ import pytest
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.launching import Traffic
-from gcore_core.runtime.rpc.framing import framed
-from gcore_core.runtime.rpc.proof import GREETING_BYTES
-from gcore_core.runtime.rpc.service import MESSAGE_LIMIT_BYTES, encode
-from gcore_core.runtime.rpc.wire import (
+from gcore_core.wire.connection import (
     ITEM,
     JOINED_BYTES,
     Connection,
     Frame,
 )
+from gcore_core.wire.framing import framed
+from gcore_core.wire.proof import GREETING_BYTES
+from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, encode
 
 
 class Heard:

@@ -10,9 +10,8 @@ import pytest
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Checkpoint, Data, Evaluation, Reward, Run
 from gcore_core.contract.placement import Device, Need
+from gcore_core.node.worker import own_dtype
 from gcore_core.runtime.messages import StorePlace, Versions, WorkerSpec
-from gcore_core.runtime.process.worker import own_dtype
-from gcore_core.runtime.rpc.service import encode
 from gcore_core.runtime.worker_settings import (
     AnySettings,
     GeneratorSettings,
@@ -23,6 +22,7 @@ from gcore_core.runtime.worker_settings import (
     TrainedFacts,
     TrainerSettings,
 )
+from gcore_core.wire.service import encode
 
 DECODER = msgspec.msgpack.Decoder(WorkerSpec)
 RUN = Run(name="arithmetic", steps=3, seed=7, patience_s=1.5)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
 from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.wire.retry import insist
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
 Replica = tuple[str, int]  # role, number of the replica

@@ -6,7 +6,7 @@ import asyncio
 
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime.messages import TRAINER_SLEEP, Nothing
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.wire.retry import insist
 
 
 async def rest_trainers(context: ControllerContext) -> dict[str, float]:

@@ -18,7 +18,7 @@ from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual
 from gcore_core.contract.records import TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.window import Window
+from gcore_core.controllers.generation import Window
 
 pytestmark = pytest.mark.rest
 

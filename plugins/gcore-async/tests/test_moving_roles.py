@@ -17,8 +17,8 @@ from gcore_testing.simulation import run_virtual, simulate
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.controllers.generation.drawing import Drawing
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.window.drawing import Drawing
 from gcore_core.runtime.messages import TRAIN
 
 from .test_faults import JOB, broken_rules, program

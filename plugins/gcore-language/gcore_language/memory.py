@@ -328,7 +328,7 @@ def push_buckets(model: Architecture, dtype: str, push_bytes: int) -> MemoryNeed
     """Returns the need of a push's memory, which the trainer and its receivers share.
 
     All buckets lie in it. It holds the largest tensor at least, and the whole weights at most
-    (``gcore_core.runtime.push``).
+    (``gcore_core.workers.push``).
 
     dtype: in which the weights are pushed.
     push_bytes: as in ``WorkerShape``.

@@ -36,7 +36,7 @@ from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weight_transfer import Bucket
 from gcore_core.runtime.messages import PUSH_PULL, BeginPush, PullWeights
-from gcore_core.runtime.rpc.service import encode
+from gcore_core.wire.service import encode
 
 pytestmark = pytest.mark.rest
 

@@ -20,7 +20,7 @@ from gcore_nodes.messages import LIST_FILES, READ_GROWN
 from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, WorkerDied
 from gcore_core.run.checkpoint_service import Keeper, Resumed
 from gcore_core.runtime.messages import OpenCheckpoint
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.service import Call
 from tests.support.disks import DiskSite, disks
 
 APART = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}

@@ -16,7 +16,7 @@ from gcore_nodes.machines_config import MachinesConfig
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.launching import LocalConfig
-from gcore_core.runtime.process.launchers import LocalLauncher
+from gcore_core.node.launchers import LocalLauncher
 
 NODES = {"agent.0": ("10.0.0.1", "/tmp/a"), "agent.1": ("10.0.0.2", "/tmp/b")}
 WHERE = {"supervisor": "agent.0", "rollout.0": "agent.1", "rollout.1": "agent.1"}

@@ -18,9 +18,9 @@ from gcore_nodes.bulk import MirroredContent
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.remote_store import MirrorRequest
-from gcore_core.runtime.push import parents_of
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.server import SlabService, StoreSpec
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.push import parents_of
 from tests.support.joined_stores import joining, of_service, sent_bytes
 from tests.support.wires import Wire, free_address
 

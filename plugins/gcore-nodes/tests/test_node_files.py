@@ -25,7 +25,7 @@ from gcore_nodes.messages import (
 from gcore_nodes.node_files import NodeFiles, package_digest
 
 from gcore_core.contract.errors import DataError
-from gcore_core.runtime.rpc.service import Call
+from gcore_core.wire.service import Call
 from tests.support.disks import DiskSite, disks
 
 NODES = {"agent.0": "home", "agent.1": "other"}

@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Body, Call, Service
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Body, Call, Service
 
 #: What can happen to a message.
 #: noticed: it is lost, and the sender sees a broken connection.

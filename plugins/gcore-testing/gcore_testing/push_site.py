@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import Run
+from gcore_core.node import handshake
+from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
     HELLO,
     PUSH_BEGIN,
@@ -29,11 +31,9 @@ from gcore_core.runtime.messages import (
     TrainRequest,
     WorkerSpec,
 )
-from gcore_core.runtime.process import handshake
-from gcore_core.runtime.process.spawn import spawn_process
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.rpc.sockets import RpcNetwork
 from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, TrainerSettings
+from gcore_core.wire.service import Call, Service
+from gcore_core.wire.sockets import RpcNetwork
 
 S = TypeVar("S", bound="PushSite")
 
@@ -82,7 +82,7 @@ class PushSite:
         self._pids[name] = asyncio.Queue()
         paths = os.pathsep.join([*filter(None, sys.path), str(self.directory)])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "gcore_core.runtime.process.worker"]
+        command = [sys.executable, "-m", "gcore_core.node.worker"]
         self._started.append(
             await spawn_process(command, spec, self.directory / f"{name}.log", environment)
         )

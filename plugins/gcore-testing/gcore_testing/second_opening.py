@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from gcore_core.contract.factories import FactorySpec, build
-from gcore_core.runtime.shells.same_rows import prompt_digest
+from gcore_core.workers.row_digest import prompt_digest
 
 
 def main() -> None:

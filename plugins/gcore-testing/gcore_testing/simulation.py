@@ -51,22 +51,22 @@ from gcore_core.runtime.messages import (
     StepEnd,
 )
 from gcore_core.runtime.relay import Relay
-from gcore_core.runtime.rpc.in_process import InlineNetwork, Weather
-from gcore_core.runtime.rpc.service import Call
-from gcore_core.runtime.shells.annotations import Annotations
-from gcore_core.runtime.shells.annotator import AnnotatorShell
-from gcore_core.runtime.shells.generator import GeneratorShell
-from gcore_core.runtime.shells.role_sampler import RoleSampler
-from gcore_core.runtime.shells.scorer import NamedScorer, ScorerShell
-from gcore_core.runtime.shells.trainer import TrainerShell
-from gcore_core.runtime.store.client import StoreReader, StoreWriter
-from gcore_core.runtime.store.server import SlabService, StoreSpec
 from gcore_core.runtime.worker_settings import (
     GeneratorSettings,
     JobFacts,
     PlacementFacts,
     TrainedFacts,
 )
+from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.wire.in_process import InlineNetwork, Weather
+from gcore_core.wire.service import Call
+from gcore_core.workers.annotations import Annotations
+from gcore_core.workers.annotator import AnnotatorShell
+from gcore_core.workers.generator import GeneratorShell
+from gcore_core.workers.role_sampler import RoleSampler
+from gcore_core.workers.scorer import NamedScorer, ScorerShell
+from gcore_core.workers.trainer import TrainerShell
 from gcore_testing import fake
 from gcore_testing.fake_judge import FakeAsker
 from gcore_testing.faults import Faults, LastingService, Life, MortalService

@@ -20,7 +20,7 @@ from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.synchronous import SynchronousController
 from gcore_core.runtime.messages import PUBLISHED, Published
-from gcore_core.runtime.rpc.retry import insist
+from gcore_core.wire.retry import insist
 
 
 class CleanController(ControllerContract):

@@ -55,7 +55,7 @@ from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.site_files import OneDisk
 from gcore_core.contract.trainer import TrainRecord
-from gcore_core.runtime.process.launchers import InlineLauncher
+from gcore_core.node.launchers import InlineLauncher
 
 # -- rewards ---------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def _reading(
 
         return planted
 
-    scene.wrap("gcore_core.runtime.store.client:StoreReader.records", make)
+    scene.wrap("gcore_core.store.client:StoreReader.records", make)
 
 
 def _encoded_again(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -160,7 +160,7 @@ def _taken(scene: Scene, change: Callable[[list[list[Any]]], None]) -> None:
 
         return planted
 
-    scene.wrap("gcore_core.controllers.window.window:Window._groups_taken", make)
+    scene.wrap("gcore_core.controllers.generation.window:Window._groups_taken", make)
 
 
 def _rewards_of_the_row_beside(groups: list[list[Any]]) -> None:

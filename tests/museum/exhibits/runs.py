@@ -31,7 +31,7 @@ def _begins_at(scene: Scene, shift: Callable[[int], int]) -> None:
 
         return planted
 
-    scene.wrap("gcore_core.controllers.window.in_step:InStep.__init__", make)
+    scene.wrap("gcore_core.controllers.generation.in_step:InStep.__init__", make)
 
 
 def _other_rows(scene: Scene) -> None:

@@ -227,7 +227,7 @@ def _tensor_lost_at_an_edge(scene: Scene) -> None:
 
         return planted
 
-    scene.wrap("gcore_core.runtime.push:PushSource._fill", make)
+    scene.wrap("gcore_core.workers.push:PushSource._fill", make)
 
 
 def _after_commit(scene: Scene, act: Callable[[Any], bool]) -> None:

@@ -20,7 +20,7 @@ from gcore_testing.contracts.launcher import LauncherContract
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.launching import Site
 from gcore_core.runtime.messages import EXITS, USAGE, Nothing
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.service import Service
 from tests.support.machines import Machine, machines
 from tests.support.ray_nodes import Cluster, ray_nodes
 

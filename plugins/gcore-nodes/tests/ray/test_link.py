@@ -14,7 +14,7 @@ from gcore_nodes.ray.launcher import RayLauncher
 
 from gcore_core.contract.errors import ConfigError, WorkerError
 from gcore_core.contract.launching import ElasticLauncher, NodeFacts
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.service import Service
 
 pytestmark = pytest.mark.rest
 

@@ -42,9 +42,9 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.window.ahead import Ahead
-from gcore_core.controllers.window.dealing import deal
-from gcore_core.controllers.window.schedule import Bounds, Membership, Told
+from gcore_core.controllers.generation.ahead import Ahead
+from gcore_core.controllers.generation.schedule import Bounds, Membership, Told
+from gcore_core.controllers.generation.split_requests import deal
 from gcore_placement.sim.batching import ContinuousBatch, Key
 from gcore_placement.sim.config import EngineProfile
 
@@ -128,7 +128,7 @@ class AheadJob:
     """Describes what a run does, whatever it runs on.
 
     prompts: groups that a step trains on.
-    ahead, age: see ``gcore_core.controllers.window.ahead``.
+    ahead, age: see ``gcore_core.controllers.generation.ahead``.
     waits: whether a push waits for samples that run; else they go on and are read again.
     profile: the engine of a replica.
     trainer: what training takes.

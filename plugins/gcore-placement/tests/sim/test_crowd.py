@@ -16,8 +16,8 @@ from gcore_testing import fake
 from gcore_core.contract.errors import WorkerDied, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.run.display import Display, open_display
-from gcore_core.run.guard import Start
 from gcore_core.run.jobs import Job, worker_specs
+from gcore_core.run.restart_supervisor import Start
 from gcore_core.run.start import prepare
 from gcore_core.run.supervisor import Supervisor
 from gcore_core.runtime.messages import (
@@ -29,7 +29,7 @@ from gcore_core.runtime.messages import (
     Nothing,
     SpawnRequest,
 )
-from gcore_core.runtime.rpc.service import Call, Service
+from gcore_core.wire.service import Call, Service
 
 pytestmark = pytest.mark.rest
 

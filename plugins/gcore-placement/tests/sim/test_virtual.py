@@ -25,7 +25,7 @@ from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import Prompt, Ref
 from gcore_core.contract.scorer import ScoredRecord
-from gcore_core.controllers.window.scoring import WAIT_S
+from gcore_core.controllers.generation.scoring import WAIT_S
 
 pytestmark = pytest.mark.rest
 

@@ -20,7 +20,7 @@ from gcore_core.contract.records import FILTERED, QUARANTINED, TRAINED
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.runtime import messages as m
-from gcore_core.runtime.rpc.in_process import Weather
+from gcore_core.wire.in_process import Weather
 from gcore_testing.contracts.base import Contract
 from gcore_testing.simulation import (
     TEACHER,

@@ -14,7 +14,7 @@ import pytest
 
 from gcore_core.contract.factories import FactorySpec, reference_to
 from gcore_core.contract.records import Prompt
-from gcore_core.runtime.shells.same_rows import prompt_digest
+from gcore_core.workers.row_digest import prompt_digest
 from gcore_testing.contracts.base import Contract
 
 _OPENING_S = 120

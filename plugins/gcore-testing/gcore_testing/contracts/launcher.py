@@ -13,7 +13,7 @@ from gcore_core.contract import run_files
 from gcore_core.contract.launching import ElasticLauncher, Launcher, Site
 from gcore_core.contract.site_files import JobFiles
 from gcore_core.runtime.messages import METER, USAGE, MeterRequest, Nothing
-from gcore_core.runtime.rpc.service import Service
+from gcore_core.wire.service import Service
 from gcore_testing.contracts.base import Contract
 
 #: Processes that each test places on a site; none of them is started.

@@ -14,10 +14,10 @@ import pytest
 from gcore_core.contract.errors import ContractError, DataError
 from gcore_core.contract.records import Ref
 from gcore_core.contract.remote_store import MirrorRequest, RemoteStore
-from gcore_core.runtime.rpc.in_process import InlineNetwork
-from gcore_core.runtime.rpc.service import Call, Service
-from gcore_core.runtime.store.client import StoreWriter
-from gcore_core.runtime.store.server import SlabService
+from gcore_core.store.client import StoreWriter
+from gcore_core.store.server import SlabService
+from gcore_core.wire.in_process import InlineNetwork
+from gcore_core.wire.service import Call, Service
 from gcore_testing.contracts.base import Contract, in_loop
 
 PUSHER = "policy.0"

@@ -37,7 +37,7 @@ _POLL_S = 0.2
 _END_WITHIN_S = 30.0
 _STARTED = re.compile(r"INFO (\S+) is started, pid (\d+)")
 _AGENT = "agent.0"
-_AGENT_MODULE = "gcore_core.runtime.process.agent"
+_AGENT_MODULE = "gcore_core.node.agent"
 
 
 @dataclass(frozen=True, kw_only=True)

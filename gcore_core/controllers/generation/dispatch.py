@@ -1,0 +1,227 @@
+"""Works off the parts of one wave: each lane gives its replica one part after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from gcore_core.contract.errors import (
+    DeadlineExceeded,
+    WeightMismatch,
+    WeightsBehind,
+    WeightsGone,
+    WorkerDied,
+)
+from gcore_core.contract.launching import Peer
+from gcore_core.contract.lineage import UNSEALED, name_of
+from gcore_core.contract.records import UNSAMPLED, Header, Lease
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.scoring import Scoring
+from gcore_core.runtime.messages import CATCH_UP, GENERATE, CatchUp, GenerateRequest
+from gcore_core.wire.retry import PATIENT, insist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
+
+    step: the version that begins the records, which is the step that uses them unless generation
+        runs ahead; by it their memory is held and released.
+    number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
+    purpose: TRAIN, GREEDY or SAMPLED.
+    least: the oldest version of the weights that may begin a sample; in a deterministic run the
+        only one that may draw it.
+    """
+
+    step: int
+    number: int
+    purpose: str
+    least: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Lane:
+    """Holds one lane: it gives parts from a queue to one replica.
+
+    replicas: all that its wave is dealt over.
+    number: which of them is the lane's.
+    waiting: the queue. Other lanes may take parts from it, too.
+    """
+
+    replicas: list[Peer]
+    number: int
+    waiting: deque[list[Lease]]
+
+
+class Lanes:
+    """Works off one wave's lanes.
+
+    scoring: gets every finished record.
+    """
+
+    def __init__(
+        self,
+        context: ControllerContext,
+        ledger: Ledger,
+        round_: Round,
+        scoring: Scoring,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._round = round_
+        self._scoring = scoring
+
+    async def work_off(
+        self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
+    ) -> None:
+        """Works off all lanes at once; the first failure ends all.
+
+        lanes: number of a replica, and its queue, which lanes may share.
+        """
+        tasks = [
+            asyncio.ensure_future(self._work_off(_Lane(replicas, number, waiting)))
+            for number, waiting in lanes
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _work_off(self, lane: _Lane) -> None:
+        """Works off one lane: gives the replica one part after the other.
+
+        What the replica does not finish goes back into the queue; another lane may take it
+        meanwhile. A replica that is behind gets its weights from the lead, then its next part.
+        Another one stands in for it where it was started anew, and nobody has the weights for it
+        under which the round is to be drawn.
+
+        Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
+        DeadlineExceeded when a replica is lost ``PATIENT.tries`` times, WeightsBehind when it is as
+        often behind.
+        """
+        waiting = lane.waiting
+        lost = 0
+        newer = set[str]()  # replicas that hold newer weights than those of the round
+        while waiting:
+            replica = self._replica_of(lane, newer)
+            leases = waiting.popleft()
+            try:
+                await self._draw_part(replica, leases)
+            except WeightsGone as error:
+                error.where = replica.name
+                newer.add(replica.name)
+                if not self._holding(lane.replicas, newer):
+                    raise
+                waiting.append(self._ledger.lost(leases))
+            except (WorkerDied, DeadlineExceeded, WeightsBehind) as error:
+                unfinished = self._ledger.lost(leases)
+                # An empty part is sent again, too: other shards' parts of the round wait for it.
+                if unfinished or not leases:
+                    waiting.append(unfinished)
+                lost += 1
+                if lost == PATIENT.tries:
+                    raise
+                if isinstance(error, WeightsBehind):
+                    await insist(self._context.lead, CATCH_UP, CatchUp(replica.name))
+                else:
+                    await asyncio.sleep(PATIENT.pause_s(lost))
+
+    def _replica_of(self, lane: _Lane, newer: Set[str]) -> Peer:
+        """Returns the lane's replica, or the one that stands in for it.
+
+        newer: names of replicas that hold newer weights than those of the round.
+        """
+        replica = lane.replicas[lane.number]
+        if replica.name not in newer:
+            return replica
+        holding = self._holding(lane.replicas, newer)
+        return holding[lane.number % len(holding)]
+
+    def _holding(self, replicas: list[Peer], newer: Set[str]) -> list[Peer]:
+        """Returns the replicas that may still hold the weights of a round.
+
+        newer: names of those that are known to hold newer ones.
+        """
+        return [one for one in replicas if one.name not in newer]
+
+    async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
+        """Draws one part.
+
+        Raises WorkerDied or DeadlineExceeded when the replica is lost on the way; WeightsBehind
+        when it must have a push first, as after a restart; where only one version may draw,
+        WeightsGone when it holds a newer one.
+        """
+        facts = self._context.facts
+        round_ = self._round
+        ledger = self._ledger
+        request = GenerateRequest(
+            round_.step,
+            round_.number,
+            facts.shard,
+            round_.purpose,
+            leases,
+            round_.least,
+            exact=facts.run.deterministic,
+        )
+        sent_s = asyncio.get_running_loop().time()
+        stream = replica.stream(GENERATE, request)
+        async with contextlib.aclosing(stream):
+            async for came in stream:
+                check_versions(came, round_, replica.name)
+                if request.exact:
+                    check_repeats(came, round_, replica.name)
+                fresh = [header for header in came if ledger.finished(header)]
+                self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
+                self._scoring.add(fresh)
+
+
+def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightMismatch when a record claims a last version older than ``Round.least``.
+
+    A generator that is behind takes a push before it begins, so it held newer weights and the
+    version that it claims is wrong. Such a record would pass for a stale one, whose log-probs
+    nothing compares. Generators that no push has reached are left out.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or header.versions[1] >= round_.least:
+            continue
+        raise WeightMismatch(
+            f"{replica} says that version {header.versions[1]} sampled record "
+            f"{name_of(*header.key)}, and it holds version {round_.least} or a later one",
+            where=f"step {round_.step}",
+            why="it was brought to that version before it began: the number that it gives its "
+            "records is behind the weights that it holds",
+            todo="look at how the generator counts versions: a push says which one it brings",
+            ordinal=header.ordinal,
+            sample=header.sample,
+            replica=header.replica,
+        )
+
+
+def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> None:
+    """Raises WeightsGone when newer weights sampled a record than a run that repeats would have.
+
+    In a deterministic run ``Round.least`` is not only the oldest version that may begin a sample:
+    it is the version that samples it, from its first action to its last. Generators that no push
+    has reached are left out, and so are records that were read and not sampled.
+    """
+    for header in headers:
+        if header.stamp == UNSEALED or set(header.versions) <= {round_.least, UNSAMPLED}:
+            continue
+        first, last = header.versions
+        drew = f"version {last}" if first == last else f"versions {first} to {last}"
+        raise WeightsGone(
+            f"{drew} sampled record {name_of(*header.key)}, and version {round_.least} would have "
+            "in an undisturbed run",
+            where=replica,
+            why="this run is to repeat (run.deterministic)",
+            todo="the run goes on from its newest checkpoint; where it has none, set "
+            "checkpoint.every",
+            version=round_.least,
+            held=last,
+        )

@@ -1,0 +1,122 @@
+"""Is the process of one observer: ``python -m gcore_core.node.observing --fd N``.
+
+It makes the observer and tells it one event after the other. It ends with the run, and with the
+first error of the observer. When the supervisor is lost, it still tells the observer what came
+before, and that the run is over; for that it has ``ObserverSpec.timeout_s``. An observer that was
+told of no run yet is ended at once then, as another process may go on with that run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+import msgspec
+
+from gcore_core.contract.factories import build
+from gcore_core.contract.observer import Observer, ObserverContext
+from gcore_core.node.observed import (
+    Event,
+    Failed,
+    ObserverSpec,
+    RunEnded,
+    RunStarted,
+    Taken,
+    next_message,
+)
+from gcore_core.wire.framing import framed
+
+log = logging.getLogger(__name__)
+SUPERVISOR_LOST = "the supervisor was lost"
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="observing")
+    parser.add_argument("--fd", type=int, required=True)
+    with socket.socket(fileno=parser.parse_args(words).fd) as link:
+        spec = msgspec.msgpack.decode(next_message(link), type=ObserverSpec)
+        logging.basicConfig(
+            format=f"%(asctime)s observer.{spec.name} %(levelname)s %(message)s", level=logging.INFO
+        )
+        return _observe(spec, link)
+
+
+class _Inbox:
+    """Reads what the supervisor sends in a thread, so that its loss is noticed at once."""
+
+    def __init__(self, link: socket.socket, timeout_s: float) -> None:
+        self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.is_started = False
+        self._link = link
+        self._timeout_s = timeout_s
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        decode = msgspec.msgpack.Decoder(Event).decode
+        event: Event | None = None
+        while content := next_message(self._link):
+            event = decode(content)
+            self.events.put(event)
+        if not isinstance(event, RunEnded):
+            if not self.is_started:
+                os._exit(0)
+            # Nobody is left who would end this process. Signals and timers are the observer's.
+            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+        self.events.put(None)
+
+
+def _observe(spec: ObserverSpec, link: socket.socket) -> int:
+    """Makes the observer and tells it what comes; returns the exit code of the process."""
+    inbox = _Inbox(link, spec.timeout_s)
+    try:
+        observer: Observer = build(
+            spec.factory, ObserverContext(name=spec.name, directory=spec.directory)
+        )
+    except Exception as error:
+        return _failed(link, "factory", error)
+    _answer(link, Taken())
+    while (event := inbox.events.get()) is not None:
+        method = str(event.__struct_config__.tag)
+        try:
+            getattr(observer, method)(*_arguments(event))
+        except Exception as error:
+            return _failed(link, method, error)
+        _answer(link, Taken())
+        if isinstance(event, RunEnded):
+            return 0
+        inbox.is_started |= isinstance(event, RunStarted)
+    observer.run_end(SUPERVISOR_LOST)
+    return 0
+
+
+def _arguments(event: Event) -> list[Any]:
+    return [getattr(event, name) for name in event.__struct_fields__]
+
+
+def _failed(link: socket.socket, method: str, error: Exception) -> int:
+    log.error("%s failed", method, exc_info=error)
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    _answer(link, Failed(method=method, error=f"{type(error).__name__}: {error}", at=at))
+    return 1
+
+
+def _answer(link: socket.socket, answer: Taken | Failed) -> None:
+    try:
+        link.sendall(framed(msgspec.msgpack.encode(answer)))
+    except OSError:
+        log.warning("%s", SUPERVISOR_LOST)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # all is where it belongs; what a library has left behind must not hold this up

@@ -1,0 +1,296 @@
+"""Holds the records of one generator: samples that run, records that are finished, requests that
+wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gcore_core.contract.columns import VERSION, version_problem
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.generator import Finished
+from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
+from gcore_core.contract.records import (
+    FAILED,
+    HEADER_LIMIT_BYTES,
+    Header,
+    Lease,
+    Prompt,
+)
+from gcore_core.runtime.messages import short_reason
+from gcore_core.runtime.step_digests import digests_of_columns
+from gcore_core.store.client import StoreWriter
+from gcore_core.wire.service import Call, encode
+from gcore_core.workers.rounds import Rounds
+from gcore_core.workers.row_digest import prompt_digest
+
+#: (ordinal, sample). An evaluation uses ordinals below zero, so no two purposes share a key.
+Key = tuple[int, int]
+
+
+@dataclass
+class Listener:
+    """Waits for the records of one open ``generate`` request.
+
+    waiting: keys of the records that it has not been given yet.
+    call: the request's, whose deadline is extended when records end.
+    inbox: lists of finished headers; an empty list says that the engine failed.
+    """
+
+    waiting: set[Key]
+    call: Call
+    inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
+
+    def take(self, headers: Sequence[Header]) -> list[Header]:
+        """Returns those of the headers that it waits for, and waits for them no longer."""
+        awaited = [header for header in headers if header.key in self.waiting]
+        self.waiting.difference_update(header.key for header in awaited)
+        return awaited
+
+
+class DrawnRecords:
+    """Knows what runs and what is finished, stores columns, tells those who wait.
+
+    A sample that is asked for again gets the record that it has made, and is not drawn again, until
+    its step is over. A later step that asks for it has given that record up, and wants another one
+    of the weights of then.
+
+    replica: number of the generator's replica, which its records name.
+    """
+
+    def __init__(self, store: StoreWriter, rounds: Rounds, shards: int, replica: int = 0) -> None:
+        self._replica = replica
+        self._store = store
+        self._rounds = rounds
+        self._shards = shards
+        self._running: dict[Key, int] = {}  # -> the step for which it is drawn
+        self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
+        self._listeners: list[Listener] = []
+        self._ending = set[Key]()  # of those that run: they have ended and are being stored
+        # Of samples that run and are made from an earlier record: (digest of the row, that record).
+        self._origins: dict[Key, tuple[int, int]] = {}
+        self.over = 0  # records of earlier steps are gone
+
+    def __len__(self) -> int:
+        """Samples that run."""
+        return len(self._running)
+
+    @contextlib.contextmanager
+    def listen(self, keys: Sequence[Key], step: int, call: Call) -> Iterator[Listener]:
+        """Gives a listener these records as they finish, inside the block.
+
+        Those that are finished for the step already it gets at once.
+        """
+        listener = Listener(set(keys), call)
+        self._listeners.append(listener)
+        try:
+            if headers := [self._finished[key][1] for key in keys if self._has(key, step)]:
+                listener.inbox.put_nowait(headers)
+            yield listener
+        finally:
+            self._listeners.remove(listener)
+
+    def begin(self, lease: Lease, step: int) -> list[int]:
+        """Returns the samples of a lease that neither run nor are finished for the step.
+
+        From here on they run.
+        """
+        keys = [(lease.ordinal, sample) for sample in lease.samples]
+        keys_to_draw = [key for key in keys if not self._has(key, step)]
+        fresh = [key for key in keys_to_draw if key not in self._running]
+        for key in keys_to_draw:
+            # One that still runs for an earlier step goes on, and is stored for this one.
+            self._running[key] = max(step, self._running.get(key, step))
+        return [sample for _, sample in fresh]
+
+    def give_up(self) -> list[Key]:
+        """Forgets the samples that run and that no open request waits for; returns their keys.
+
+        Who asks for one of them later has it drawn from the start. To be called while the engine
+        makes no step, and what is returned is then to be ended there.
+        """
+        awaited = self._ending.union(*(listener.waiting for listener in self._listeners))
+        keys = sorted(self._running.keys() - awaited)
+        for key in keys:
+            del self._running[key]
+            self._origins.pop(key, None)
+        return keys
+
+    def has_all(self, keys: Sequence[Key], step: int) -> bool:
+        """Returns whether each of these samples runs or is finished for the step."""
+        return all(key in self._running or self._has(key, step) for key in keys)
+
+    def note_origins(self, lease: Lease, row: Prompt) -> None:
+        """Notes which of a lease's samples are made from earlier records.
+
+        Their headers name the row and that record: what is asked of the engine is another prompt.
+        """
+        for sample, draft in lease.drafts:
+            self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
+
+    def _has(self, key: Key, step: int) -> bool:
+        """Returns whether a record is finished for this step, or for a later one."""
+        return key in self._finished and self._finished[key][0] >= step
+
+    async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
+        """Stores the records among these that run here, and tells those who wait for them.
+
+        stamp: of the weights that the backend holds.
+        """
+        records = self._ended(finished)
+        headers = self._headers(records, stamp)
+        await self._keep_all(records, headers)
+        for key, header in headers.items():
+            _check_size(header)
+            self._finished[key] = self._running.pop(key), header
+        self._tell(headers)
+
+    def _ended(self, finished: list[Finished]) -> list[Finished]:
+        """Returns the records that run here; they are being stored from here on."""
+        records = []
+        for record in finished:
+            key = _key(record)
+            if key not in self._running:
+                continue
+            self._ending.add(key)
+            _check_version_column(record)
+            records.append(record)
+        return records
+
+    def _headers(self, records: list[Finished], stamp: int) -> dict[Key, Header]:
+        # The records of a group share their prompt.
+        prompts = {id(record.request.prompt): record.request.prompt for record in records}
+        digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
+        headers = {
+            _key(record): _header(
+                record,
+                *self._origins.pop(_key(record), (digests[id(record.request.prompt)], -1)),
+                replica=self._replica,
+            )
+            for record in records
+        }
+        for header in headers.values():
+            header.stamp = stamp
+        return headers
+
+    async def _keep_all(self, records: list[Finished], headers: dict[Key, Header]) -> None:
+        """Stores records for the steps that have asked for them; fills in where they are."""
+        unkept = [record for record in records if record.status != FAILED]
+        while unkept:
+            step = max(self._running[_key(record)] for record in unkept)
+            await self._keep(step, unkept, headers)
+            # Meanwhile a later step may have asked for some (``begin``): what was stored for
+            # ``step`` is not held for that one.
+            unkept = [record for record in unkept if self._running[_key(record)] > step]
+        self._ending.difference_update(headers)
+
+    def _tell(self, headers: Mapping[Key, Header]) -> None:
+        """Gives headers to those who wait for them."""
+        for listener in self._listeners:
+            if awaited := [header for header in headers.values() if header.key in listener.waiting]:
+                listener.inbox.put_nowait(awaited)
+
+    def progress(self) -> None:
+        """Extends the deadline of every open request."""
+        for listener in self._listeners:
+            listener.call.progress()
+
+    def fail(self) -> None:
+        """Wakes every open request, since the engine failed: each looks why."""
+        for listener in self._listeners:
+            listener.inbox.put_nowait([])
+
+    def release(self, before: int) -> None:
+        """Forgets the records of steps before ``before``.
+
+        Every replica hears of it by the push, also one that some shards never speak to. So it is
+        told for all shards.
+        """
+        self.over = max(self.over, before)
+        self._store.release(dict.fromkeys(range(self._shards), (0, self.over)))
+        self._finished = {
+            key: record for key, record in self._finished.items() if record[0] >= self.over
+        }
+        self._rounds.forget(self.over)
+
+    async def _keep(self, step: int, records: list[Finished], headers: dict[Key, Header]) -> None:
+        """Stores columns and media for all shards that have asked for records of the step.
+
+        Together, so that they share slabs. Fills in where they are.
+        """
+        shards = self._rounds.shards_of(step)
+        if step < self.over:
+            return  # nobody waits for them any more
+        ref = await self._store.put(step, shards, [record.columns for record in records])
+        arrays = [array for record in records for array in record.media.values()]
+        blobs = iter(await self._store.put_blobs(step, shards, arrays))
+        for slot, record in enumerate(records):
+            header = headers[_key(record)]
+            header.columns = ref
+            header.slot = slot
+            header.media = {name: next(blobs) for name in record.media}
+
+
+def _key(record: Finished) -> Key:
+    return record.request.ordinal, record.request.sample
+
+
+def _check_version_column(record: Finished) -> None:
+    """Raises ContractError for a record whose column of versions is not what a record may have."""
+    column = record.columns.get(VERSION)
+    if column is None:
+        return
+    actions = record.columns["action_ids"].size
+    if problem := version_problem(column, actions, record.versions):
+        raise ContractError(
+            f"record {name_of(*_key(record))}: {problem}",
+            where="generate",
+            why="objectives weigh actions by the age that this column gives them",
+            todo="look at what the generator notes of a sample when a push comes (SampledBy)",
+        )
+
+
+def _check_size(header: Header) -> None:
+    nbytes = len(encode(header))
+    if nbytes > HEADER_LIMIT_BYTES:
+        raise ContractError(
+            f"the header of a record has {nbytes} bytes, the limit is {HEADER_LIMIT_BYTES}",
+            where=f"ordinal {header.ordinal}, sample {header.sample}",
+            why=f"it names {len(header.media)} media: {', '.join(header.media)}"[:200],
+            todo="give fewer media with shorter names, or put them into one array",
+        )
+
+
+def _header(
+    record: Finished, digest: int | None = None, draft: int = -1, *, replica: int = 0
+) -> Header:
+    """Makes a record's header.
+
+    digest: of its row, where it is known already.
+    draft: number of the record that it was made from; -1 for none.
+    replica: number of the replica that sampled it.
+    """
+    request = record.request
+    columns = record.columns
+    row_digest = prompt_digest(request.prompt) if digest is None else digest
+    return Header(
+        ordinal=request.ordinal,
+        sample=request.sample,
+        row=request.prompt.row,
+        seed=request.seed,
+        attempt=request.attempt,
+        versions=record.versions,
+        n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
+        n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
+        status=record.status,
+        reason=short_reason(record.reason),
+        cost=record.cost,
+        prompt_digest=row_digest,
+        digests=digests_of_columns(record),
+        seal=seal_of(request.ordinal, request.sample, row_digest, columns),
+        replica=replica,
+        draft=draft,
+    )

@@ -1,0 +1,350 @@
+"""Answers for a generator: what controllers, rewards and the trainer can ask of one replica.
+
+generate   leases in, finished headers out              Rounds, DrawnRecords, EngineDriver
+ask        questions of rewards in, answers out         Asking, EngineDriver
+pull       weights from the trainer                     WeightsFollower
+sleep, wake   the engine's memory given back and taken  EngineDriver's lock
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.errors import ContractError
+from gcore_core.contract.generator import (
+    ExplainsGaps,
+    Finished,
+    Generator,
+    SampleRequest,
+    ScoresLogprobs,
+    Sleeps,
+)
+from gcore_core.contract.launching import Network
+from gcore_core.contract.order import sample_seed
+from gcore_core.contract.records import Header, Lease, Prompt
+from gcore_core.contract.sampling import Draft, SamplingProgram
+from gcore_core.contract.sentinel import Finding
+from gcore_core.contract.step_check import Held
+from gcore_core.runtime.compute import Compute
+from gcore_core.runtime.messages import (
+    ASK,
+    EXPLAIN,
+    GENERATE,
+    GREEDY,
+    PUSH_HELD,
+    PUSH_PULL,
+    RELEASE_STEPS,
+    SCORE_AGAIN,
+    SLEEP,
+    TRAIN,
+    WAKE,
+    AnswerItem,
+    AskRequest,
+    ExplainRequest,
+    GenerateRequest,
+    Nothing,
+    PullWeights,
+    PushConfirmed,
+    ReleaseSteps,
+    ScoreAgain,
+    SleepRequest,
+    WakeReply,
+)
+from gcore_core.runtime.worker_settings import GeneratorSettings
+from gcore_core.store.client import StoreWriter, note_error
+from gcore_core.wire.service import Call, Service
+from gcore_core.workers.compared_records import columns_of, opened_record
+from gcore_core.workers.drawn_records import DrawnRecords
+from gcore_core.workers.engine_driver import EngineDriver
+from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here
+from gcore_core.workers.questions import Asking
+from gcore_core.workers.refined_prompts import RefinedPrompts
+from gcore_core.workers.rounds import Rounds
+from gcore_core.workers.sleep_note import SleepNote
+from gcore_core.workers.suspicious_endings import EndReasons
+from gcore_core.workers.weights_follower import WeightsFollower
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Holds a lease and what the store has for it.
+
+    seeds: of each sample.
+    drafts: sample -> what its prompt is made of, where it is made of a draft.
+    """
+
+    lease: Lease
+    seeds: dict[int, int]
+    drafts: dict[int, Draft]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Holds what users and plugins have for a lease.
+
+    prompt: the row's.
+    refined: sample -> its prompt, where it is made of a draft.
+    """
+
+    prompt: Prompt
+    refined: dict[int, Prompt]
+
+
+class GeneratorShell:
+    """Serves one replica's endpoints around its backend.
+
+    restarted: its process takes the place of one that ended.
+    setting: what the configuration says of the dtype that the backend holds, for errors.
+    replica: its number among the replicas of its role.
+    sampling: makes the prompts of records that are made from earlier ones; None where none are.
+    note: says to the next process that this one sleeps; None: nobody is told.
+    """
+
+    def __init__(
+        self,
+        backend: Generator,
+        datasets: Mapping[str, Dataset],
+        store: StoreWriter,
+        compute: Compute,
+        network: Network,
+        settings: GeneratorSettings,
+        *,
+        restarted: bool = False,
+        setting: DtypeSetting = UNTOLD_DTYPE,
+        replica: int = 0,
+        sampling: SamplingProgram | None = None,
+        note: SleepNote | None = None,
+    ) -> None:
+        self._backend = backend
+        self._note = note or SleepNote()
+        self._datasets = datasets
+        self._compute = compute
+        self._aborts = settings.aborts
+        self._submitting = set[asyncio.Task[None]]()  # the event loop alone would not keep them
+        self._seed = settings.run.seed
+        gather_s = None if settings.run.deterministic else settings.gather_s
+        self._rounds = Rounds(settings.shards, gather_s, restarted)
+        self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
+        self._asking = Asking(store.reader())
+        self._refined = RefinedPrompts(store.reader(), sampling)
+        self._ends = EndReasons()
+        self._engine = EngineDriver(backend, compute, settings.batch_s, self)
+        lock = self._engine.lock
+        self._weights = WeightsFollower(
+            backend, compute, network, lock, settings.follows, setting, Here(*store.place)
+        )
+
+    def register(self, service: Service) -> None:
+        self._progress = service.progress
+        service.add(GENERATE, self.generate)
+        service.add(PUSH_PULL, self.pull)
+        service.add(PUSH_HELD, self.held)
+        service.add(RELEASE_STEPS, self.release_steps)
+        service.add(EXPLAIN, self.explain)
+        service.add(SCORE_AGAIN, self.score_again)
+        service.add(ASK, self.ask)
+        service.add(SLEEP, self.sleep)
+        service.add(WAKE, self.wake)
+
+    # -- what can be asked of it -------------------------------------------------------------------
+
+    async def generate(
+        self, request: GenerateRequest, call: Call
+    ) -> AsyncGenerator[list[Header], None]:
+        """Streams headers as records finish.
+
+        Asking again for a sample gives the record that it already made. Raises WeightsBehind where
+        it first needs a push, and WeightsGone where samples are asked of a version that is no
+        longer to be had.
+        """
+        if request.step < self._records.over:
+            if not request.leases:
+                return  # an empty part of a round that ended without it
+            raise ContractError(
+                f"step {request.step} is over, its records are gone", where="generate"
+            )
+        keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
+        if request.leases:
+            self._weights.check_is_not_behind(request.least)
+        if request.exact and not self._records.has_all(keys, request.step):
+            self._weights.check_is_at(request.least)
+        with self._records.listen(keys, request.step, call) as listener:
+            await self._submit(request, await self._rounds.join(request))
+            while listener.waiting:
+                headers = await listener.inbox.get()
+                if not headers:
+                    await self._engine.check()
+                if awaited := listener.take(headers):
+                    yield awaited
+
+    async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
+        """Streams the answers to a reward's questions as they finish."""
+        opened, samples = await self._asking.open(request, call)
+        try:
+            await self._engine.submit(samples)
+            missing = len(samples)
+            while missing:
+                answers = await opened.inbox.get()
+                if not answers:
+                    await self._engine.check()
+                missing -= len(answers)
+                yield answers
+        finally:
+            self._asking.close(opened)
+
+    async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
+        """Takes a push from the trainer; no step of the engine runs meanwhile."""
+        self._records.release(request.release_before)
+        return await self._weights.pull(request, self._progress)
+
+    async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:
+        """Forgets the records of earlier steps, where no push says so."""
+        self._records.release(request.before)
+        return Nothing()
+
+    async def held(self, request: Nothing, call: Call) -> Held:
+        """Says what it holds now, against what the last pushes brought."""
+        return await self._weights.held()
+
+    async def explain(self, request: ExplainRequest, call: Call) -> list[Finding]:
+        """Says why its log-probs are not the trainer's, where its backend can; it never fails."""
+        backend = self._backend
+        if not isinstance(backend, ExplainsGaps):
+            return []
+        records = [opened_record(record) for record in request.records]
+        async with self._engine.lock:
+            try:
+                return await self._compute(backend.explain_gaps, records)
+            except Exception:  # isolation point: the alarm stands, with whatever else is known
+                log.exception("the gaps of %d records cannot be explained", len(records))
+                return []
+
+    async def score_again(self, request: ScoreAgain, call: Call) -> list[list[float]]:
+        """Returns the log-probs of each record's actions.
+
+        It is empty where the backend cannot score records, or holds another version.
+        """
+        backend = self._backend
+        columns = [columns_of(record) for record in request.records]
+        async with self._engine.lock:
+            if not isinstance(backend, ScoresLogprobs) or backend.version != request.version:
+                return []
+            scored = await self._compute(backend.logprobs, columns)
+        return [logp.tolist() for logp in scored]
+
+    async def sleep(self, request: SleepRequest, call: Call) -> Nothing:
+        """Gives the engine's memory back.
+
+        Samples that no open request waits for are given up, where the backend can end them: another
+        replica has drawn them already. All others end before the sleep.
+        """
+        if self._aborts:
+            async with self._engine.lock:
+                if keys := self._records.give_up():
+                    await self._compute(self._backend.abort, keys)
+        await self._engine.idle()
+        self._records.release(request.release_before)
+        async with self._engine.lock:
+            await self._compute(cast(Sleeps, self._backend).sleep)
+            # Before the reply, upon which others take the memory.
+            self._note.leave()
+        return Nothing()
+
+    async def wake(self, request: Nothing, call: Call) -> WakeReply:
+        """Takes the engine's memory again."""
+        async with self._engine.lock:
+            await self._compute(cast(Sleeps, self._backend).wake)
+            self._note.remove()
+        return WakeReply(self._backend.version)
+
+    # -- what the engine's driver asks (``engine_driver.Owner``) -----------------------------------
+
+    def owed(self) -> int:
+        return len(self._records) + len(self._asking)
+
+    def progress(self) -> None:
+        self._records.progress()
+        self._asking.progress()
+
+    async def take(self, finished: list[Finished]) -> None:
+        if records := self._asking.take(finished):
+            self._ends.add(records)
+            await self._records.take(records, self._weights.stamp)
+
+    def fail(self) -> None:
+        self._records.fail()
+        self._asking.failed()
+
+    async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
+        """Has the engine draw what neither runs nor is finished.
+
+        The leases may be those of others, too, who wait for them: no cancellation ends it.
+        """
+        submitting = asyncio.ensure_future(self._submit_now(request, leases))
+        self._submitting.add(submitting)
+        submitting.add_done_callback(self._submitting.discard)
+        submitting.add_done_callback(note_error)
+        await asyncio.shield(submitting)
+
+    async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
+        # All are opened before any runs: one that cannot be opened must leave no sample that counts
+        # as running and that nobody draws.
+        read = [await self._read(lease) for lease in leases]
+        if not leases:
+            return
+        # Between two steps of the engine: the next one has these samples.
+        async with self._engine.lock:
+            opened = await self._compute(self._open, read, request.purpose)
+            samples = [
+                sample
+                for one, its in zip(read, opened, strict=True)
+                for sample in self._begin(request, one, its)
+            ]
+            await self._engine.submit_now(samples)
+
+    async def _read(self, lease: Lease) -> _Read:
+        seeds = {
+            sample: sample_seed(self._seed, lease.ordinal, lease.turn, sample)
+            for sample in lease.samples
+        }
+        return _Read(
+            lease=lease,
+            seeds=seeds,
+            drafts=await self._refined.drafts(lease),
+        )
+
+    def _open(self, read: Sequence[_Read], purpose: str) -> list[_Opened]:
+        """Asks the dataset and the sampling program; it runs where the backend's calls run."""
+        dataset = self._datasets["train" if purpose == TRAIN else "evaluation"]
+        opened = []
+        for one in read:
+            prompt = dataset[one.lease.row]
+            refined = self._refined.of(prompt, one.drafts)
+            opened.append(_Opened(prompt, refined))
+        return opened
+
+    def _begin(self, request: GenerateRequest, read: _Read, opened: _Opened) -> list[SampleRequest]:
+        """Notes that samples of a lease run; returns what the engine is asked for."""
+        lease = read.lease
+        samples = self._records.begin(lease, request.step)
+        if not samples:
+            return []
+        self._records.note_origins(lease, opened.prompt)
+        return [
+            SampleRequest(
+                ordinal=lease.ordinal,
+                sample=sample,
+                seed=read.seeds[sample],
+                prompt=opened.refined.get(sample, opened.prompt),
+                greedy=request.purpose == GREEDY,
+                attempt=lease.attempt,
+            )
+            for sample in samples
+        ]
