@@ -49,7 +49,6 @@ from gcore_core.node.process_record import (
     identify_process,
 )
 from gcore_core.node.spawn import (
-    SHARED_MEMORY,
     allow_open_files,
     input_of,
     read_spec,
@@ -66,6 +65,7 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
+from gcore_core.runtime.shared_memory import SHARED_MEMORY
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineView

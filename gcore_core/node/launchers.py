@@ -30,7 +30,6 @@ from gcore_core.node.devices import find_devices
 from gcore_core.node.metering import Metering
 from gcore_core.node.process_record import RECORD, clear_up
 from gcore_core.node.spawn import (
-    SHARED_MEMORY,
     allow_open_files,
     send_signal,
     spawn_process,
@@ -279,7 +278,8 @@ class InlineAgent:
         return Nothing()
 
     async def _run(self, spec: WorkerSpec) -> None:
-        from gcore_core.node.worker import Worker
+        from gcore_core.runtime.shared_memory import SHARED_MEMORY
+from gcore_core.node.worker import Worker
 
         network = self._network.view(spec.name)
         worker = Worker(spec, network, DirectCompute(), _cannot_give_up, self.limits)

@@ -31,11 +31,10 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.node.inherited import reset_signals
+from gcore_core.runtime.shared_memory import STREAMED_BYTES
 from gcore_core.wire.framing import framed, receive
 from gcore_core.wire.service import decoded
 
-SHARED_MEMORY = Path("/dev/shm")
-STREAMED_BYTES = 256 << 10
 #: Copies of ``STREAMED_BYTES`` or more go past the caches (glibc, x86): what is pushed or stored is
 #: read by another core.
 _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED_BYTES:#x}"}
