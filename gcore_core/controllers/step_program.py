@@ -14,7 +14,7 @@ from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, Evaluation
-from gcore_core.controllers.generation import InStep, Schedule, Taken, Window
+from gcore_core.controllers.generation import InStep, Schedule, StepBatch, Window
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.placement.trainers import rest_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
@@ -118,13 +118,13 @@ class StepProgram(ABC):
                 await self.checkpointing.flush()
             raise
 
-    async def take(self, step: int) -> Taken:
+    async def take(self, step: int) -> StepBatch:
         """Returns the groups of a step. Raises Stopped when the run is to end before."""
         taken = await unless(self.context.stopping, self.window.take(step))
         self.skipped = 0 if taken.teaches else self.skipped + 1
         return taken
 
-    async def train(self, step: int, taken: Taken, watch: Stopwatch) -> dict[str, float]:
+    async def train(self, step: int, taken: StepBatch, watch: Stopwatch) -> dict[str, float]:
         """Prepares the groups of a step and trains on them; returns the updates' metrics.
 
         Raises Stopped before the update when the run is to end.
@@ -160,7 +160,7 @@ class StepProgram(ABC):
         return {"skipped": float(self.skipped)}
 
     async def end(
-        self, step: int, taken: Taken, trained: dict[str, float], watch: Stopwatch
+        self, step: int, taken: StepBatch, trained: dict[str, float], watch: Stopwatch
     ) -> bool:
         """Pushes the new weights, then saves, evaluates and reports; whether the run ends here.
 
@@ -223,7 +223,7 @@ class StepProgram(ABC):
             await self.checkpointing.settle()
             raise
 
-    def is_last(self, step: int, taken: Taken) -> bool:
+    def is_last(self, step: int, taken: StepBatch) -> bool:
         """Whether the run ends with this step.
 
         It does with the last of ``run.steps``, where the data set ends, or when too many steps in a

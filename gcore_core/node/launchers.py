@@ -49,6 +49,7 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
+from gcore_core.runtime.shared_memory import SHARED_MEMORY
 from gcore_core.store.server import SlabService, StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
 from gcore_core.wire.service import Call, Service
@@ -278,8 +279,7 @@ class InlineAgent:
         return Nothing()
 
     async def _run(self, spec: WorkerSpec) -> None:
-        from gcore_core.runtime.shared_memory import SHARED_MEMORY
-from gcore_core.node.worker import Worker
+        from gcore_core.node.worker import Worker
 
         network = self._network.view(spec.name)
         worker = Worker(spec, network, DirectCompute(), _cannot_give_up, self.limits)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gcore_core.controllers.generation.ahead import Ahead
-from gcore_core.controllers.generation.schedule import Bounds, Told
+from gcore_core.controllers.generation.schedule import Bounds, GroupReport
 
 BOUNDS = Bounds(prompts=4, ahead=1, age=1, limit=40, exact=False, steps=12)
 WINDOWS = [(0, 0), (0, 2), (1, 1), (1, 4), (2, 2), (2, 4), (4, 8)]
@@ -53,7 +53,7 @@ class Play:
                 del left[ordinal]
                 first = begun[ordinal]
                 keeps = random.Random(ordinal).random() < self.keep
-                told.append(Told(ordinal, keeps, False, first, first, 0.0))
+                told.append(GroupReport(ordinal, keeps, False, first, first, 0.0))
             push_waits = drains and is_trained
             schedule.look(schedule.version, wanted, told, push_waits)
             membership = schedule.take()
@@ -125,7 +125,7 @@ def test_what_is_drawn_ahead_is_bounded() -> None:
     schedule.look(0, 0, [])
     assert schedule.issue() == list(range(12)), "three steps of four groups"
     assert schedule.issue() == []
-    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in (5, 1, 2, 9, 3)])
+    schedule.look(0, 0, [GroupReport(o, True, False, 0, 0, 0.0) for o in (5, 1, 2, 9, 3)])
     membership = schedule.take()
     assert membership is not None
     assert membership.consumed == [1, 2, 3, 5], "the lowest that are complete"
@@ -140,11 +140,13 @@ def test_while_a_push_waits_nothing_is_begun_unless_the_run_is_to_repeat(exact: 
     schedule = ahead_of(replace(BOUNDS, exact=exact))
     schedule.look(0, 0, [])
     assert schedule.issue() == list(range(8))
-    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in range(4)])
+    schedule.look(0, 0, [GroupReport(o, True, False, 0, 0, 0.0) for o in range(4)])
     assert schedule.take() is not None
-    schedule.look(0, 0, [Told(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True)
+    schedule.look(
+        0, 0, [GroupReport(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True
+    )
     assert schedule.issue() == ([8] if exact else [])
-    schedule.look(1, 1, [Told(8, True, False, 0, 0, 0.0)] if exact else [])
+    schedule.look(1, 1, [GroupReport(8, True, False, 0, 0, 0.0)] if exact else [])
     begun = schedule.issue()
     assert begun == ([9, 10, 11, 12] if exact else [8, 9, 10, 11, 12])
     assert all(schedule._begun[ordinal] == 1 for ordinal in begun)
@@ -162,7 +164,7 @@ def test_a_step_goes_on_with_what_teaches_when_its_limit_is_begun() -> None:
     schedule = ahead_of(replace(BOUNDS, ahead=0, age=0, limit=8))
     schedule.look(0, 0, [])
     while begun := schedule.issue():
-        told = [Told(o, o % 4 == 0, False, 0, 0, 0.0) for o in begun]
+        told = [GroupReport(o, o % 4 == 0, False, 0, 0, 0.0) for o in begun]
         schedule.look(0, 0, told)
     membership = schedule.take()
     assert membership is not None
@@ -200,7 +202,7 @@ def test_with_other_bounds_a_resumed_window_is_drawn_again() -> None:
     schedule = ahead_of(replace(BOUNDS, ahead=1, age=1))
     schedule.look(0, 0, [])
     ordinals = schedule.issue()
-    schedule.look(0, 0, [Told(o, True, False, 0, 0, 0.0) for o in ordinals])
+    schedule.look(0, 0, [GroupReport(o, True, False, 0, 0, 0.0) for o in ordinals])
     resumed = ahead_of(replace(BOUNDS, ahead=2, age=2))
     assert resumed.restore(schedule.state(), set(ordinals)) == []
     resumed.look(0, 0, [])

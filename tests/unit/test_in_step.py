@@ -9,7 +9,7 @@ import pytest
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.controllers.generation.in_step import InStep
-from gcore_core.controllers.generation.schedule import Bounds, Membership, Told
+from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Membership
 
 
 def in_step(
@@ -22,7 +22,7 @@ def in_step(
 def end(schedule: InStep, ordinals: Iterable[int], **told: bool) -> None:
     """These groups become complete; those with odd ordinals teach nothing."""
     version = schedule.version
-    ended = [Told(o, o % 2 == 0, False, version, 0.0, 0.0, **told) for o in ordinals]
+    ended = [GroupReport(o, o % 2 == 0, False, version, 0.0, 0.0, **told) for o in ordinals]
     schedule.look(version, schedule.step, ended)
 
 
@@ -48,9 +48,9 @@ def test_a_step_takes_the_lowest_that_teach_whatever_ends_first() -> None:
 def test_a_step_is_not_over_while_a_group_that_was_issued_is_drawn() -> None:
     schedule = in_step()
     ordinals = schedule.issue()
-    schedule.look(0, 0, [Told(o, True, False, 0, 0.0, 0.0) for o in ordinals[1:]])
+    schedule.look(0, 0, [GroupReport(o, True, False, 0, 0.0, 0.0) for o in ordinals[1:]])
     assert schedule.take() is None and schedule.issue() == []
-    schedule.look(0, 0, [Told(0, True, False, 0, 0.0, 0.0)])
+    schedule.look(0, 0, [GroupReport(0, True, False, 0, 0.0, 0.0)])
     assert schedule.take() is not None
 
 
@@ -95,7 +95,7 @@ def test_surplus_that_failed_is_drawn_again(told: dict[str, bool]) -> None:
     schedule._drops = True
     ordinals = schedule.issue()
     end(schedule, ordinals[:-1])
-    last = Told(ordinals[-1], False, told.get("unusable", False), 0, 0.0, 0.0, whole=False)
+    last = GroupReport(ordinals[-1], False, told.get("unusable", False), 0, 0.0, 0.0, whole=False)
     schedule.look(0, 0, [last])
     membership = play(schedule)
     assert ordinals[-1] in membership.surplus and ordinals[-1] not in membership.carried

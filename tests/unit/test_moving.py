@@ -18,7 +18,7 @@ from gcore_core.contract import engine_profiles, measurements, run_files
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.placement import Decision, Device, Partition, Window, place_evenly
-from gcore_core.controllers.placement.lead import Last, Mover
+from gcore_core.controllers.placement.lead import Last, PlacementLead
 from gcore_core.controllers.placement.sleepers import Sleepers
 from gcore_core.runtime.placement_decisions import prepare_policy
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -127,7 +127,7 @@ def test_left_over_groups_are_used_by_the_next_step_if_the_objective_allows(
     )
 
 
-def mover(saved: dict[str, Any], directory: str = "", policy: Any = None) -> Mover:
+def mover(saved: dict[str, Any], directory: str = "", policy: Any = None) -> PlacementLead:
     """The lead's mover, of a run that begins or, with what was saved, is resumed."""
     facts = PlacementFacts(
         devices=[Device(index=0, kind="cpu", node="n")],
@@ -139,7 +139,7 @@ def mover(saved: dict[str, Any], directory: str = "", policy: Any = None) -> Mov
     )
     told = SimpleNamespace(placement=facts, state={"placement": saved})
     context: Any = SimpleNamespace(facts=told, placement=policy or object())
-    return Mover(context, {}, Sleepers({}, (), ()))
+    return PlacementLead(context, {}, Sleepers({}, (), ()))
 
 
 def test_a_resumed_run_gives_its_placement_policy_the_earlier_measurements() -> None:

@@ -26,10 +26,10 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.generation.ahead import Ahead
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
-from gcore_core.controllers.generation.schedule import Bounds, Schedule, Told
+from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Schedule
 from gcore_core.controllers.generation.verdicts import (
     LeftOut,
-    Settled,
+    Verdict,
     too_many_failures,
     verdict_on,
 )
@@ -105,7 +105,7 @@ def failed(row: int, reason: str) -> list[Header]:
     return [Header(row, sample, row, 0, status=FAILED, reason=reason) for sample in range(2)]
 
 
-def settled(group: list[Header], **settings: str) -> Settled:
+def settled(group: list[Header], **settings: str) -> Verdict:
     keep_all = KeepAll()
     config = SyncConfig(**settings)
     return verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
@@ -134,7 +134,7 @@ def test_too_many_rows_that_cannot_be_read_are_named_with_why() -> None:
     ]
 
 
-def long_groups(count: int) -> list[Settled]:
+def long_groups(count: int) -> list[Verdict]:
     return [
         settled(failed(row, f"prompt_too_long: {811 + row} tokens, and the context has 512"))
         for row in range(count)
@@ -154,7 +154,7 @@ def test_a_run_whose_prompts_are_all_too_long_ends_and_names_rows() -> None:
 
 @pytest.mark.parametrize("teaches", [True, False])
 def test_a_run_goes_on_while_steps_find_prompts_that_fit(teaches: bool) -> None:
-    fits = Settled(99, [header(0, exact="ok")], TRAINED, "")
+    fits = Verdict(99, [header(0, exact="ok")], TRAINED, "")
     left_out = LeftOut()
     for _ in range(4):
         left_out.take(long_groups(9) if not teaches else long_groups(20), teaches=teaches)
@@ -173,7 +173,7 @@ def test_a_band_that_no_gap_could_leave_is_refused(band: float) -> None:
         SyncConfig(logprob_band=band)
 
 
-FAILED_GROUP = Settled(0, [header(0, "no luck", exact="failed")], QUARANTINED, "reward_failed")
+FAILED_GROUP = Verdict(0, [header(0, "no luck", exact="failed")], QUARANTINED, "reward_failed")
 
 
 def test_groups_that_fail_before_all_others_are_held_against_the_whole_step() -> None:
@@ -202,7 +202,7 @@ def fail(schedule: Schedule, groups: int) -> None:
         _latest=[FAILED_GROUP],
     )
     for ordinal in range(groups):
-        schedule.look(0, 0, [Told(ordinal, False, True, 0, 0.0, 0.0)])
+        schedule.look(0, 0, [GroupReport(ordinal, False, True, 0, 0.0, 0.0)])
         if ordinal < groups - 1:
             Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]
     Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]

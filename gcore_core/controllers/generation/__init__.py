@@ -22,6 +22,6 @@ from gcore_core.controllers.generation.dispatch import Round
 from gcore_core.controllers.generation.drawing import Drawing
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.schedule import Schedule
-from gcore_core.controllers.generation.window import Taken, Window
+from gcore_core.controllers.generation.window import StepBatch, Window
 
 __all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "Taken", "Window"]

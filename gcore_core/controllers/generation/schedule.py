@@ -24,7 +24,7 @@ from gcore_core.controllers.keep_rate import QUARTERS, KeepRate, by_quarter
 from gcore_core.runtime.worker_settings import JobFacts
 
 
-class Told(msgspec.Struct, array_like=True, frozen=True):
+class GroupReport(msgspec.Struct, array_like=True, frozen=True):
     """Says of a group that it is complete.
 
     ordinal: of the group.
@@ -63,7 +63,7 @@ class Membership:
     issued: int
     rounds: int
     first_ordinal: int
-    trained: list[Told]
+    trained: list[GroupReport]
     consumed: list[int]
     surplus: Sequence[int]
     carried: Sequence[int]
@@ -136,11 +136,11 @@ class Schedule(ABC):
     push_waits: bool = False
     issued: int = 0
     rounds: int = 0
-    ended: list[Told] = field(default_factory=list)
+    ended: list[GroupReport] = field(default_factory=list)
     belief: KeepRate = field(default_factory=KeepRate)
     # Ordinal -> version that began it.
     _begun: dict[int, int] = field(default_factory=dict)
-    _told: dict[int, Told] = field(default_factory=dict)
+    _told: dict[int, GroupReport] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)  # complete in an earlier step or run
     _drops: bool = False  # whether any group of the run has ever taught nothing
 
@@ -152,7 +152,7 @@ class Schedule(ABC):
     # -- what happens ------------------------------------------------------------------------------
 
     def look(
-        self, version: int, wanted: int, told: Iterable[Told], push_waits: bool = False
+        self, version: int, wanted: int, told: Iterable[GroupReport], push_waits: bool = False
     ) -> None:
         """Takes what all shards say: the oldest of their versions and wishes, and ended groups.
 
@@ -184,7 +184,7 @@ class Schedule(ABC):
 
     def _end_step(
         self,
-        trained: list[Told],
+        trained: list[GroupReport],
         consumed: list[int],
         surplus: Sequence[int] = (),
         carried: Sequence[int] = (),

@@ -34,7 +34,7 @@ _TOO_MANY = 10
 
 
 @dataclass(frozen=True)
-class Settled:
+class Verdict:
     """Holds a group with its verdict.
 
     verdict: TRAINED, FILTERED or QUARANTINED.
@@ -53,7 +53,7 @@ def verdict_on(
     rewards: Mapping[str, Reward],
     group_filter: Filter,
     code: PluginCode,
-) -> Settled:
+) -> Verdict:
     """Gives a complete group its verdict.
 
     A group with a failed record or reward is QUARANTINED; the filter decides on the others. One
@@ -77,7 +77,7 @@ def verdict_on(
         if keep and config.truncated == "mask" and all(h.status == TRUNCATED for h in group):
             verdict = FILTERED
             reason = "truncated"
-    return Settled(group[0].ordinal, group, verdict, reason)
+    return Verdict(group[0].ordinal, group, verdict, reason)
 
 
 def _unusable(group: list[Header], config: SyncConfig) -> str:
@@ -145,9 +145,9 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
-        self._groups: list[Settled] = []
+        self._groups: list[Verdict] = []
 
-    def take(self, groups: Sequence[Settled], teaches: bool) -> None:
+    def take(self, groups: Sequence[Verdict], teaches: bool) -> None:
         """Takes the groups of a step, by ordinal. Raises DataError where no prompt seems to fit.
 
         teaches: whether any shard has a group of this step to train on.

@@ -22,11 +22,11 @@ from gcore_core.controllers.generation.dispatch import Round
 from gcore_core.controllers.generation.drawing import Drawing
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
-from gcore_core.controllers.generation.schedule import Membership, Schedule, Told
+from gcore_core.controllers.generation.schedule import GroupReport, Membership, Schedule
 from gcore_core.controllers.generation.scoring import route_judges
 from gcore_core.controllers.generation.verdicts import (
     LeftOut,
-    Settled,
+    Verdict,
     logs_of_rewards,
     too_many_failures,
     verdict_on,
@@ -54,13 +54,13 @@ class Look(msgspec.Struct, array_like=True):
 
     version: int
     wanted: int
-    told: list[Told]
+    told: list[GroupReport]
     push_waits: bool
     drawn: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class StepBatch:
     """Holds what a step trains on, and what is left for the steps behind it.
 
     step: whose groups these are.
@@ -139,8 +139,8 @@ class Window:
         self._numbers = 0  # how many of its rounds have a number
         self._version = facts.start_step  # of the weights that this shard has seen published
         self._wanted = facts.start_step - 1  # the step whose groups this shard wants
-        self._settled = dict[int, Settled]()  # own groups that no step has taken
-        self._latest = list[Settled]()  # of these, those that no look has told
+        self._settled = dict[int, Verdict]()  # own groups that no step has taken
+        self._latest = list[Verdict]()  # of these, those that no look has told
         self._rollout = list[Record]()  # of the rollout, where devices move
         self._draws = set[asyncio.Task[None]]()
         self._failed: BaseException | None = None  # of a draw
@@ -148,7 +148,7 @@ class Window:
         self._has_taken = asyncio.Event()
         self._is_quiet = asyncio.Event()
         self._push_waits = False  # from ``drain`` to ``commit``
-        self._taken: Taken | None = None
+        self._taken: StepBatch | None = None
         self._task: asyncio.Task[None] | None = None
         self._waits_since_s = 0.0
         self._idle_since_s: float | None = None
@@ -168,7 +168,7 @@ class Window:
 
     # -- what a step program calls -----------------------------------------------------------------
 
-    async def take(self, step: int) -> Taken:
+    async def take(self, step: int) -> StepBatch:
         """Returns the groups of ``step``, once they are there; raises what failed in producing."""
         self._wanted = step
         self._waits_since_s = asyncio.get_running_loop().time()
@@ -191,7 +191,7 @@ class Window:
         if self._placement.moves:
             await self._end_draws()
 
-    def seal(self, taken: Taken) -> Taken:
+    def seal(self, taken: StepBatch) -> StepBatch:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
         It holds the records of all groups that are complete, can be used, and are not taken. A run
@@ -209,7 +209,7 @@ class Window:
             state=self._present_state(),
         )
 
-    def commit(self, taken: Taken) -> dict[int, tuple[str, str]]:
+    def commit(self, taken: StepBatch) -> dict[int, tuple[str, str]]:
         """Says that a step has been trained on and its weights are published.
 
         Steps are committed in order. Returns ordinal -> (verdict, reason), for each of this shard's
@@ -250,7 +250,7 @@ class Window:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    async def _produce_step(self) -> Taken:
+    async def _produce_step(self) -> StepBatch:
         """Produces until the step that is wanted has its groups."""
         self._begin_rollout()
         async with self._context.trainers_free():
@@ -265,7 +265,7 @@ class Window:
                 self._draws.clear()
         return self._close_step(membership)
 
-    async def _await_step(self) -> Taken | None:
+    async def _await_step(self) -> StepBatch | None:
         """Waits until the production that runs on has the groups of a step."""
         if self._task is None:
             self._begin_rollout()
@@ -335,7 +335,7 @@ class Window:
                 self._rollout += self._context.trace.seen(one.group, one.verdict, one.reason)
         self._latest += [self._settled[ordinal] for ordinal in ended]
 
-    def _verdict(self, group: list[Header]) -> Settled:
+    def _verdict(self, group: list[Header]) -> Verdict:
         return verdict_on(
             group,
             self._config,
@@ -493,7 +493,7 @@ class Window:
 
     # -- the end of a step -------------------------------------------------------------------------
 
-    def _close_step(self, membership: Membership) -> Taken:
+    def _close_step(self, membership: Membership) -> StepBatch:
         """Makes this shard's part of a step, and gives up the groups that the step consumes.
 
         membership: of the step, over all shards.
@@ -512,7 +512,7 @@ class Window:
         self._left_out.take(own, teaches)
         if self._schedule.runs_on:
             self._note_metrics(membership)
-        return Taken(
+        return StepBatch(
             step=membership.step,
             groups=groups,
             teaches=teaches,
@@ -525,12 +525,12 @@ class Window:
             digests=_digests(own),
         )
 
-    def _settled_of(self, ordinals: Sequence[int]) -> list[Settled]:
+    def _settled_of(self, ordinals: Sequence[int]) -> list[Verdict]:
         """Takes this shard's groups of these ordinals out of those that no step has taken."""
         return [self._settled.pop(o) for o in ordinals if o in self._settled]
 
     def _groups_taken(
-        self, own: list[Settled], surplus: list[Settled], counts: Counter[str]
+        self, own: list[Verdict], surplus: list[Verdict], counts: Counter[str]
     ) -> list[list[Header]]:
         """Picks the groups that the step trains on; counts and traces what became of each group.
 
@@ -578,10 +578,10 @@ class Window:
             }
 
 
-def _told(one: Settled) -> Told:
+def _told(one: Verdict) -> GroupReport:
     """Returns what all shards are told of a group that has its verdict."""
     versions = [header.versions for header in one.group]
-    return Told(
+    return GroupReport(
         ordinal=one.ordinal,
         teaches=one.verdict == TRAINED,
         unusable=one.verdict == QUARANTINED,
@@ -599,8 +599,8 @@ def _waves(context: ControllerContext) -> list[int] | None:
     return waves_of(context.sampling_code, context.sampling, context.advantage.group_size)
 
 
-def _digests(taken: Sequence[Settled]) -> dict[str, int]:
-    """Returns ``Taken.digests`` of these groups."""
+def _digests(taken: Sequence[Verdict]) -> dict[str, int]:
+    """Returns ``StepBatch.digests`` of these groups."""
     headers = [header for one in taken for header in one.group]
     return {
         "generation": sum_of(map(generation_digest, headers)),

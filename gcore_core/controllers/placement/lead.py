@@ -90,7 +90,7 @@ class Last:
     used: Mapping[int, float] = field(default_factory=dict)
 
 
-class Mover:
+class PlacementLead:
     """Asks the placement policy and carries out its decisions; only the lead has one.
 
     ``decide`` runs before each step: it asks the policy, carries the decision out and writes to the

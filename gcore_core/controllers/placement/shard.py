@@ -19,7 +19,7 @@ from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import Record
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.device_use import Gauge, NodeGauge
-from gcore_core.controllers.placement.lead import Awake, Last, Mover
+from gcore_core.controllers.placement.lead import Awake, Last, PlacementLead
 from gcore_core.controllers.placement.requests import pack_requests, unpack_requests
 from gcore_core.controllers.placement.sleepers import Sleepers
 
@@ -50,7 +50,7 @@ class PlacementShard:
         able = resting if self._facts is None else self._facts.sleeps
         self._sleepers = Sleepers(self._peers, able, resting)
         moves = self._facts is not None and self._agree.lead
-        self._mover = Mover(context, everybody, self._sleepers) if moves else None
+        self._mover = PlacementLead(context, everybody, self._sleepers) if moves else None
         self._gauge = self._make_gauge(context) if moves else None
         self._metrics: dict[str, float] = {}
         self._records: list[Record] = []
@@ -148,7 +148,7 @@ class PlacementShard:
                 monitoring_s=packing_s + time.perf_counter() - unpacking_began_s,
                 used=await self._gauge.shares() if self._gauge is not None else {},
             )
-            awake = await cast(Mover, self._mover).decide(step, release_before, last)
+            awake = await cast(PlacementLead, self._mover).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
         answer = await self._agree.ask("placement", packed, lead)
@@ -173,7 +173,7 @@ class PlacementShard:
         """
 
         async def lead(_: list[bytes]) -> list[bytes]:
-            awake = await cast(Mover, self._mover).rescue()
+            awake = await cast(PlacementLead, self._mover).rescue()
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
         if self._facts is not None and not self.awake.in_turns:

@@ -43,7 +43,7 @@ import numpy as np
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
 from gcore_core.controllers.generation.ahead import Ahead
-from gcore_core.controllers.generation.schedule import Bounds, Membership, Told
+from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Membership
 from gcore_core.controllers.generation.split_requests import deal
 from gcore_placement.sim.batching import ContinuousBatch, Key
 from gcore_placement.sim.config import EngineProfile
@@ -427,7 +427,7 @@ class _Run:
 
     # -- generation --------------------------------------------------------------------------------
 
-    def _look(self, told: list[Told]) -> None:
+    def _look(self, told: list[GroupReport]) -> None:
         """Does what follows from what has ended, as all shards do when they look together."""
         schedule = self._schedule
         schedule.look(schedule.version, schedule.wanted, told, push_waits=self._drains)
@@ -537,7 +537,7 @@ class _Run:
         """A group has all of its rewards."""
         begun = self._began[ordinal]
         teaches = self._lengths[ordinal].teaches
-        self._look([Told(ordinal, teaches, False, begun, float(begun), 0.0)])
+        self._look([GroupReport(ordinal, teaches, False, begun, float(begun), 0.0)])
 
     # -- the trainer -------------------------------------------------------------------------------
 
