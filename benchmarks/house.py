@@ -57,7 +57,7 @@ from step_costs import measure_costs
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "gcore_core.contract"
 #: What a plugin may import of the core, besides ``hookimpl``; the docstring of kits says for what.
-PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits")
+PUBLIC = (CONTRACT, "gcore_core.kits")
 #: What plugins are tested with, which runs the real programs on virtual time.
 TEST_KIT = "gcore_testing"
 CORE = ROOT / "gcore_core"

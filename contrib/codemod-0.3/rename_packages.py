@@ -39,6 +39,14 @@ OWN_EXTRA = {"gcore-eval": "eval", "gcore-human": "human", "gcore-jobs": "jobs",
 #: (distribution of 0.2, its extra) -> the extra in 0.3, where it has another name.
 EXTRAS = {("gcore-ray", "engine"): "ray"}
 
+#: What plugins may import of step programs: all of it is in ``gcore_core.kits.programs``.
+PROGRAMS = {
+    *("Ahead", "Bounds", "ControllerContext", "Evaluates", "InStep", "KeepRate", "LossEvaluation"),
+    *("Membership", "Schedule", "StepProgram", "Stopwatch", "SyncConfig", "Window", "by_quarter"),
+    *("deal", "keep_rate"),
+}
+_PROGRAM = re.compile(r"from gcore_core\.controllers[\w.]* import ([\w, ]+)(?=$)", re.M)
+
 #: What became a distribution of its own.
 _KIT = re.compile(r"(?<![\w./-])gcore_core\.testing(?!\w)")
 _KIT_EXTRA = re.compile(r"(?<![\w-])gcore-core\[testing\]")
@@ -49,8 +57,16 @@ _DISTRIBUTION = re.compile(rf"(?<![\w-])({_NAMES.replace('_', '-')})(?:\[([\w,\s
 
 def rewritten(text: str) -> str:
     """Returns the text with every name of 0.2 in it replaced."""
+    text = _PROGRAM.sub(_of_programs, text)
     text = _KIT_EXTRA.sub("gcore-testing", _KIT.sub("gcore_testing", text))
     return _DISTRIBUTION.sub(_distribution, _PACKAGE.sub(lambda m: PACKAGES[m[1]], text))
+
+
+def _of_programs(match: re.Match[str]) -> str:
+    """Returns an import from the kit; the same import where it names what is not public."""
+    names = [name.strip().partition(" as ")[0] for name in match[1].split(",")]
+    known = all(name in PROGRAMS for name in names)
+    return f"from gcore_core.kits.programs import {match[1]}" if known else match[0]
 
 
 def _distribution(match: re.Match[str]) -> str:

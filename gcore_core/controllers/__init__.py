@@ -1,5 +1,5 @@
-"""Step programs, and the kit that they are made of. They know no backend and no algorithm; they
-hold headers and forward references.
+"""Step programs, and the parts that they are made of. They know no backend and no algorithm; they
+hold headers and forward references. Plugins import them from ``gcore_core.kits.programs``.
 
 A step program is a class with an async ``run()``, made from its config and a ``ControllerContext``.
 Every shard runs the same program over its own groups and calls the same parts in the same order;
@@ -9,7 +9,7 @@ and ``end``. A program derives from it and says what a ``step`` is, as
 
     context        ControllerContext: facts of the job, peers, agreements, algorithms
     placement      PlacementShard: who is awake in a rollout
-    window         Window: groups from their leases to their verdicts; a step takes them
+    generation     Window: groups from their leases to their verdicts; a step takes them
     training       Training: balance, preparation, advantages, update
     publishing     Publishing: pushes weights to the generators
     evaluation     Evaluation: held-out prompts under a version of the weights
@@ -26,7 +26,7 @@ What the parts themselves are made of:
     keep_rate          how many groups to issue where some will be dropped
     relayed            what every shard asks of every trainer rank
     annotating         columns that other roles give of the records
-    tiles              which records train together in a deterministic run
+    fixed_microbatches  which records train together in a deterministic run
     watching           Watching: brings log-probs to the step check
     checked_workers    whom a step check may ask
 

@@ -27,8 +27,8 @@ from gcore_core.runtime.messages import (
     ScoreLast,
     ShownRecord,
 )
+from gcore_core.runtime.shown_records import opened_record, show_record
 from gcore_core.wire.retry import insist
-from gcore_core.workers.compared_records import opened_record, show_record
 
 log = logging.getLogger(__name__)
 

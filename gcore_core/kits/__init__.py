@@ -1,6 +1,6 @@
 """Names what plugins may use of the core besides the contract, by what it is for.
 
-    gcore_core.controllers      step programs: windows, training, publishing, ...
+    gcore_core.kits.programs    step programs, and the parts that they are made of
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
     gcore_core.kits.wire        launchers: connections of one's own between processes of a run
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import DeadlineExceeded, WorkerDied
 from gcore_core.contract.launching import Peer, Servable, Traffic
-from gcore_core.wire import connection
+from gcore_core.wire import frames
 from gcore_core.wire.peers import CallingPeer
 from gcore_core.wire.service import Body, Call, encode, to_wire
 
@@ -115,11 +115,11 @@ class InlinePeer(CallingPeer):
                     raise WorkerDied(
                         f"the connection to {self.name} broke", where=self.name, why=method
                     )
-                if kind == connection.ERROR:
+                if kind == frames.ERROR:
                     raise self._raised(method, body)
                 if kind == wanted:
                     yield decode(body)
-                if kind == connection.REPLY:
+                if kind == frames.REPLY:
                     return
         finally:
             task.cancel()
@@ -140,15 +140,15 @@ class InlinePeer(CallingPeer):
             if not await travel(self.name, self._source, method):
                 inbox.put_nowait((_LOST, b""))
                 raise asyncio.CancelledError
-            inbox.put_nowait((connection.ITEM, item))
+            inbox.put_nowait((frames.ITEM, item))
 
-        call = Call(lambda: inbox.put_nowait((connection.PROGRESS, b"")))
+        call = Call(lambda: inbox.put_nowait((frames.PROGRESS, b"")))
         try:
-            message = connection.REPLY, await service.handle(method, body, call, emit)
+            message = frames.REPLY, await service.handle(method, body, call, emit)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
-            message = connection.ERROR, encode(to_wire(error, self.name))
+            message = frames.ERROR, encode(to_wire(error, self.name))
         inbox.put_nowait(message if await travel(self.name, self._source, method) else (_LOST, b""))
 
     async def _serve_copy(self, service: Servable, method: str, body: bytes) -> None:

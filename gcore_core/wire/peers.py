@@ -13,7 +13,7 @@ import msgspec
 from gcore_core.contract.deadlines import Deadlines
 from gcore_core.contract.errors import ContractError, GcoreError
 from gcore_core.contract.launching import Endpoint, Item, Reply, Request, StreamEndpoint
-from gcore_core.wire import connection
+from gcore_core.wire import frames
 from gcore_core.wire.service import Body, RemoteFailure, decoded, from_wire
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class CallingPeer(ABC):
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
         what = f"reply to {name!r}"
         decode = partial(decoded, endpoint.reply_decoder, what=what, where=self.name)
-        answers = self._exchange(name, request, limit_s, connection.REPLY, decode)
+        answers = self._exchange(name, request, limit_s, frames.REPLY, decode)
         async with contextlib.aclosing(answers):
             async for reply in answers:
                 return reply
@@ -69,7 +69,7 @@ class CallingPeer(ABC):
         limit_s = self._network.deadlines.seconds(endpoint.wait, deadline_s)
         what = f"item of {name!r}"
         decode = partial(decoded, endpoint.item_decoder, what=what, where=self.name)
-        return self._exchange(name, request, limit_s, connection.ITEM, decode)
+        return self._exchange(name, request, limit_s, frames.ITEM, decode)
 
     @abstractmethod
     def _exchange(

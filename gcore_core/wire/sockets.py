@@ -40,8 +40,8 @@ from gcore_core.contract.errors import (
     WorkerDied,
 )
 from gcore_core.contract.launching import Peer, Servable, Traffic
-from gcore_core.wire import connection, proof, tls
-from gcore_core.wire.connection import Connection, Frame
+from gcore_core.wire import frames, proof, tls
+from gcore_core.wire.frames import Connection, Frame
 from gcore_core.wire.peers import CallingPeer
 from gcore_core.wire.service import (
     MESSAGE_LIMIT_BYTES,
@@ -101,7 +101,7 @@ class RpcNetwork:
         self.deadlines = deadlines or Deadlines()
         self.traffic = Traffic()
         self.expired: Callable[[str, str], None] = _ignore_expired
-        self.memory = bytearray(connection.READ_BYTES)
+        self.memory = bytearray(frames.READ_BYTES)
         self._peers: dict[str, RpcPeer] = {}
         self._servers: list[tuple[asyncio.Server, set[_Session]]] = []
         self.closed = False  # nobody is admitted any more
@@ -199,17 +199,17 @@ class _Session:
     def _take(self, message: bytes | bytearray) -> None:
         """Begins calls, cancels them, and lets their streams go on, as the frames say."""
         for frame in decoded(_FRAMES, message, "frames", self._service.name):
-            if frame.kind == connection.CALL:
+            if frame.kind == frames.CALL:
                 window = asyncio.Semaphore(WINDOW_ITEMS)
                 task = asyncio.ensure_future(self._run(frame, window))
                 self._running[frame.call] = task, window
                 task.add_done_callback(partial(self._running.pop, frame.call))
             elif frame.call not in self._running:
                 continue  # it has ended, and the caller does not know it yet
-            elif frame.kind == connection.CANCEL:
+            elif frame.kind == frames.CANCEL:
                 task, _ = self._running[frame.call]
                 task.cancel()
-            elif frame.kind == connection.TAKEN:
+            elif frame.kind == frames.TAKEN:
                 _, window = self._running[frame.call]
                 for _ in range(WINDOW_ITEMS // 2):
                     window.release()
@@ -226,21 +226,21 @@ class _Session:
         """Runs one call: its items, then its reply or its error, are put on the stream."""
         name = self._service.name
         send = self.stream.put
-        call = Call(lambda: send(Frame(frame.call, connection.PROGRESS)))
+        call = Call(lambda: send(Frame(frame.call, frames.PROGRESS)))
 
         async def emit(item: bytes) -> None:
             await window.acquire()
             body = _fitting(item, f"an item of {frame.method}", name)
-            send(Frame(frame.call, connection.ITEM, "", body))
+            send(Frame(frame.call, frames.ITEM, "", body))
 
         try:
             reply = await self._service.handle(frame.method, frame.body, call, emit)
             body = _fitting(reply, f"the reply to {frame.method}", name)
-            send(Frame(frame.call, connection.REPLY, "", body))
+            send(Frame(frame.call, frames.REPLY, "", body))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # isolation point: it is re-raised at the caller
-            send(Frame(frame.call, connection.ERROR, "", msgspec.Raw(encode(to_wire(error, name)))))
+            send(Frame(frame.call, frames.ERROR, "", msgspec.Raw(encode(to_wire(error, name)))))
 
 
 class RpcPeer(CallingPeer):
@@ -273,7 +273,7 @@ class RpcPeer(CallingPeer):
         number = next(self._ids)
         inbox = _Inbox(deadline_s, partial(self._expired, method, deadline_s))
         self._calls[number] = inbox
-        connection.put(Frame(number, connection.CALL, method, body))
+        connection.put(Frame(number, frames.CALL, method, body))
         is_over = False  # at the server: there is nothing to cancel
         n_items = 0
         try:
@@ -282,21 +282,21 @@ class RpcPeer(CallingPeer):
                 if isinstance(frame, GcoreError):
                     is_over = isinstance(frame, WorkerDied)
                     raise frame
-                if frame.kind == connection.ERROR:
+                if frame.kind == frames.ERROR:
                     is_over = True
                     raise self._raised(method, frame.body)
-                is_over = frame.kind == connection.REPLY
+                is_over = frame.kind == frames.REPLY
                 if frame.kind == wanted:
                     yield decode(frame.body)
-                if frame.kind == connection.ITEM:
+                if frame.kind == frames.ITEM:
                     n_items += 1
                     if n_items % (WINDOW_ITEMS // 2) == 0:
-                        connection.put(Frame(number, connection.TAKEN))
+                        connection.put(Frame(number, frames.TAKEN))
         finally:
             del self._calls[number]
             inbox.close()
             if not is_over:
-                connection.put(Frame(number, connection.CANCEL))
+                connection.put(Frame(number, frames.CANCEL))
 
     def _expired(self, method: str, deadline_s: float) -> DeadlineExceeded:
         """Tells the network of a deadline that expired; returns the caller's error."""
@@ -383,7 +383,7 @@ class RpcPeer(CallingPeer):
         for frame in decoded(_FRAMES, message, "frames", self.name):
             if (inbox := self._calls.get(frame.call)) is None:
                 continue  # the caller has given the call up
-            if frame.kind == connection.PROGRESS:
+            if frame.kind == frames.PROGRESS:
                 inbox.progress()
             else:
                 inbox.put(frame)
@@ -495,7 +495,7 @@ def _tls_options(context: ssl.SSLContext) -> dict[str, Any]:
     return {
         "ssl": context,
         "ssl_handshake_timeout": HANDSHAKE_S,
-        "ssl_shutdown_timeout": connection.CLOSE_S,
+        "ssl_shutdown_timeout": frames.CLOSE_S,
     }
 
 

@@ -15,6 +15,7 @@ from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.sentinel import Compared, Finding, Sentinel
 from gcore_core.contract.trainer import ComparesLogprobs, StartLogprobs, Trainer, TrainRecord
 from gcore_core.runtime.messages import DiagnoseRequest, GroupNumbers, ScoreLast, ShownRecord
+from gcore_core.runtime.shown_records import show_record
 
 
 class ComparedRecords:
@@ -109,18 +110,6 @@ class ComparedRecords:
         return [r for r in self._compared if not request.replicas or r.replica in request.replicas]
 
 
-def show_record(record: Compared) -> ShownRecord:
-    """Puts a record into a message; its actions are tokens."""
-    ids = (record.prompt_ids, record.action_ids)
-    return ShownRecord(
-        (record.ordinal, record.sample, record.step, record.replica, record.version),
-        [[] if array is None else array.tolist() for array in ids],
-        [record.rollout_logp.tolist(), record.trainer_logp.tolist()],
-        record.mask.tolist(),
-        record.temperature,
-    )
-
-
 def columns_of(shown: ShownRecord) -> Columns:
     """Returns what ``ScoresLogprobs`` takes of a record."""
     prompt_ids, action_ids = (np.array(ids, np.int32) for ids in shown.ids)
@@ -131,26 +120,6 @@ def columns_of(shown: ShownRecord) -> Columns:
         "action_mask": np.array(shown.mask, np.uint8),
         "temperature": np.array(shown.temperature, np.float32),
     }
-
-
-def opened_record(shown: ShownRecord) -> Compared:
-    """Takes a record out of a message."""
-    ordinal, sample, step, replica, version = shown.key
-    prompt_ids, action_ids = (np.array(ids, np.int32) for ids in shown.ids)
-    rollout_logp, trainer_logp = (np.array(logp, np.float32) for logp in shown.logps)
-    return Compared(
-        ordinal=ordinal,
-        sample=sample,
-        step=step,
-        replica=replica,
-        version=version,
-        rollout_logp=rollout_logp,
-        trainer_logp=trainer_logp,
-        mask=np.array(shown.mask, bool),
-        prompt_ids=prompt_ids,
-        action_ids=action_ids,
-        temperature=shown.temperature,
-    )
 
 
 def _some_tokens(step: int, records: Sequence[TrainRecord]) -> list[Compared]:

@@ -55,10 +55,11 @@ from gcore_core.runtime.messages import (
     SleepRequest,
     WakeReply,
 )
+from gcore_core.runtime.shown_records import opened_record
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.client import StoreWriter, note_error
 from gcore_core.wire.service import Call, Service
-from gcore_core.workers.compared_records import columns_of, opened_record
+from gcore_core.workers.compared_records import columns_of
 from gcore_core.workers.drawn_records import DrawnRecords
 from gcore_core.workers.engine_driver import EngineDriver
 from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here

@@ -23,7 +23,7 @@ from gcore_core.node import agent
 from gcore_core.node.spawn import read_spec
 from gcore_core.runtime import messages
 from gcore_core.store.server import StoreSpec
-from gcore_core.wire.connection import CALL, Frame
+from gcore_core.wire.frames import CALL, Frame
 from gcore_core.wire.framing import framed
 from gcore_core.wire.proof import Greeting
 from gcore_core.wire.service import (

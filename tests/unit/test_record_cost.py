@@ -20,7 +20,7 @@ from gcore_core.contract.records import (
 )
 from gcore_core.contract.run_files import Asked, Record
 from gcore_core.runtime.messages import Extra, TrainItem
-from gcore_core.wire.connection import Frame
+from gcore_core.wire.frames import Frame
 
 REF = Ref("node0", "slab", 0, 1, 2, b"mac")
 

@@ -37,6 +37,14 @@ codemod = import_file(SCRIPT)
             "from gcore_core.testing.runs import run_recipe",
             "from gcore_testing.runs import run_recipe",
         ),
+        (
+            "from gcore_core.controllers.window import Ahead, Schedule\n",
+            "from gcore_core.kits.programs import Ahead, Schedule\n",
+        ),
+        (
+            "from gcore_core.controllers.training import Training",
+            "from gcore_core.controllers.training import Training",
+        ),
         ('test = ["gcore-core[testing]>=0.2"]', 'test = ["gcore-testing>=0.2"]'),
         ('"gcore-ray[engine]"', '"gcore-nodes[ray]"'),
         ("gcore-jobs[notebook]", "gcore-tools[jobs,notebook]"),

@@ -28,7 +28,7 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint
 from gcore_core.wire import proof, sockets
-from gcore_core.wire.connection import CALL, Frame
+from gcore_core.wire.frames import CALL, Frame
 from gcore_core.wire.framing import framed
 from gcore_core.wire.retry import insist
 from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, Call, Service, encode

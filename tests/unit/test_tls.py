@@ -30,7 +30,7 @@ from gcore_core.contract.errors import AddressError, ConfigError, ContractError,
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.launching import Endpoint, Peer, StreamEndpoint, Traffic
 from gcore_core.wire import sockets, tls
-from gcore_core.wire.connection import CALL, Connection, Frame
+from gcore_core.wire.frames import CALL, Connection, Frame
 from gcore_core.wire.framing import framed
 from gcore_core.wire.proof import Greeting
 from gcore_core.wire.retry import insist

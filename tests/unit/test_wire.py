@@ -13,7 +13,7 @@ import pytest
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.launching import Traffic
-from gcore_core.wire.connection import (
+from gcore_core.wire.frames import (
     ITEM,
     JOINED_BYTES,
     Connection,

@@ -24,4 +24,4 @@ from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.schedule import Schedule
 from gcore_core.controllers.generation.window import StepBatch, Window
 
-__all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "Taken", "Window"]
+__all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "StepBatch", "Window"]

@@ -1,7 +1,7 @@
 """Decides which replicas are awake in a rollout, and on which devices.
 
     shard         PlacementShard: what step programs and windows ask, on every shard
-    lead          PlacementLead: asks the placement policy and carries its decisions out; in the lead
+    lead          PlacementLead: asks the policy and carries its decisions out; in the lead
     sleepers      Sleepers: puts replicas to sleep and wakes them; in the lead
     requests      the requests of a rollout, from all shards to the lead
     gauge         how much of a rollout devices were in use

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gcore_async.config import AsyncConfig
 from gcore_core.contract.errors import ConfigError
-from gcore_core.controllers.context import ControllerContext
+from gcore_core.kits.programs import ControllerContext
 
 
 def refuse(config: AsyncConfig, context: ControllerContext) -> None:

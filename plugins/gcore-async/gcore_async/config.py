@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from gcore_core.controllers.config import SyncConfig
+from gcore_core.kits.programs import SyncConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from gcore_async.conditions import notes_at_start, refuse
 from gcore_async.config import AsyncConfig
-from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation import Ahead, Schedule
-from gcore_core.controllers.step_program import StepProgram
-from gcore_core.controllers.tracing import Stopwatch
+from gcore_core.kits.programs import (
+    Ahead,
+    ControllerContext,
+    Schedule,
+    StepProgram,
+    Stopwatch,
+    SyncConfig,
+)
 
 
 class AsynchronousController(StepProgram):

@@ -16,9 +16,7 @@ from gcore_testing.faults import FAULTS, Faults
 from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.records import TRAINED
-from gcore_core.controllers.config import SyncConfig
-from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation import Window
+from gcore_core.kits.programs import ControllerContext, SyncConfig, Window
 
 pytestmark = pytest.mark.rest
 

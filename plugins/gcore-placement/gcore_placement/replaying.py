@@ -10,7 +10,7 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Requests
-from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.kits.programs import KeepRate
 from gcore_placement.cells import Pool, Split
 from gcore_placement.config import ReplayConfig
 from gcore_placement.measuring import MeasuredWindow

@@ -21,7 +21,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.providers import GeneratorProvider
 from gcore_core.contract.records import Header, WeightPlan
-from gcore_core.controllers.generation.window import Window
+from gcore_core.kits.programs import Window
 
 FIRST = 3
 """The version of the weights from which on faults of weights and rewards are there."""

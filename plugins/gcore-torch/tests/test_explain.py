@@ -17,7 +17,7 @@ from gcore_core.contract.columns import Columns
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import ExplainsGaps
 from gcore_core.contract.sentinel import Compared
-from gcore_core.workers.compared_records import opened_record, show_record
+from gcore_core.runtime.shown_records import opened_record, show_record
 from tests.support import language_models as tiny
 
 TOP_K = 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.controllers.config import SyncConfig
+from gcore_core.kits.programs import SyncConfig
 
 
 def _require(holds: bool, where: str, what: str) -> None:

@@ -14,11 +14,13 @@ import numpy as np
 
 from gcore_algorithms.offline.config import OfflineConfig
 from gcore_core.contract.algorithms import GroupScalars
-from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.evaluation import Evaluates
-from gcore_core.controllers.loss_evaluation import LossEvaluation
-from gcore_core.controllers.step_program import StepProgram
-from gcore_core.controllers.tracing import Stopwatch
+from gcore_core.kits.programs import (
+    ControllerContext,
+    Evaluates,
+    LossEvaluation,
+    StepProgram,
+    Stopwatch,
+)
 
 
 class Alike:

@@ -47,7 +47,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numba import njit
 
-from gcore_core.controllers import keep_rate
+from gcore_core.kits.programs import keep_rate
 
 # The core's own rule of oversampling, compiled. Compiled code can call only compiled functions, so
 # ``covers`` is replaced by its compiled form among the globals that the rule sees.

@@ -10,7 +10,7 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.measurements import Requests
-from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.kits.programs import KeepRate
 from gcore_placement.queueing import events
 
 Mode = Literal["split", "colocated", "coresident"]

@@ -37,7 +37,7 @@ import numpy as np
 from numba import njit
 
 from gcore_core.contract.engine_profiles import Profile
-from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.kits.programs import KeepRate
 from gcore_placement.queueing import events
 from gcore_placement.queueing.events import (
     BASE,

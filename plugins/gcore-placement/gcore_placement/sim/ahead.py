@@ -42,9 +42,7 @@ import numpy as np
 
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.records import Lease
-from gcore_core.controllers.generation.ahead import Ahead
-from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Membership
-from gcore_core.controllers.generation.split_requests import deal
+from gcore_core.kits.programs import Ahead, Bounds, GroupReport, Membership, deal
 from gcore_placement.sim.batching import ContinuousBatch, Key
 from gcore_placement.sim.config import EngineProfile
 

@@ -25,7 +25,7 @@ from gcore_core.contract.placement import (
     Partition,
     PlacementPolicy,
 )
-from gcore_core.controllers.keep_rate import KeepRate, by_quarter
+from gcore_core.kits.programs import KeepRate, by_quarter
 from gcore_placement.measuring import MeasuredWindow
 from gcore_placement.queueing import stepping
 from gcore_placement.queueing.step import (

@@ -13,7 +13,7 @@ from gcore_placement.fitting import fit_engine
 from gcore_placement.queueing.step import ROOM, Engines, Groups, lower_bound, play, room_of
 
 from gcore_core.contract.engine_profiles import Profile
-from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.kits.programs import KeepRate
 
 ENGINES = [
     Engines("split", 3, 2),

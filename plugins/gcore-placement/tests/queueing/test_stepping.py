@@ -12,7 +12,7 @@ from gcore_placement.queueing import events, stepping
 from gcore_placement.queueing.step import Engines, Groups, Played, play
 
 from gcore_core.contract.engine_profiles import Profile
-from gcore_core.controllers.keep_rate import KeepRate
+from gcore_core.kits.programs import KeepRate
 
 PROFILE = Profile(
     base_s=0.01, running_s=1e-4, cached_s=1e-7, prefill_s=1e-5, max_running=32, cache_tokens=10**6
