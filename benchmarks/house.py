@@ -57,7 +57,9 @@ from step_costs import measure_costs
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACT = "gcore_core.contract"
 #: What a plugin may import of the core, besides ``hookimpl``; the docstring of kits says for what.
-PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits", "gcore_testing")
+PUBLIC = (CONTRACT, "gcore_core.controllers", "gcore_core.kits")
+#: What plugins are tested with, which runs the real programs on virtual time.
+TEST_KIT = "gcore_testing"
 CORE = ROOT / "gcore_core"
 #: A line of code that is longer is told, whatever the formatter allows.
 WIDE = 90
@@ -428,6 +430,7 @@ def structure() -> list[Claim]:
     private = {
         item.target
         for package in plugins
+        if package.name != TEST_KIT
         for file in files_of([package])
         for item in imports_of(file, package, modules)
         if is_within(item.target, "gcore_core") and not is_public(item.target)

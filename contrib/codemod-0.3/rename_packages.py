@@ -35,10 +35,13 @@ PACKAGES = {
     "gcore_venv": "gcore_tools.venv",
 }
 #: Distribution of 0.2 whose libraries are an extra in 0.3 -> that extra.
-OWN_EXTRA = {"gcore-eval": "eval", "gcore-human": "human", "gcore-jobs": "jobs"}
+OWN_EXTRA = {"gcore-eval": "eval", "gcore-human": "human", "gcore-jobs": "jobs", "gcore-sim": "sim"}
 #: (distribution of 0.2, its extra) -> the extra in 0.3, where it has another name.
 EXTRAS = {("gcore-ray", "engine"): "ray"}
 
+#: What became a distribution of its own.
+_KIT = re.compile(r"(?<![\w./-])gcore_core\.testing(?!\w)")
+_KIT_EXTRA = re.compile(r"(?<![\w-])gcore-core\[testing\]")
 _NAMES = "|".join(sorted(PACKAGES, key=len, reverse=True))
 _PACKAGE = re.compile(rf"(?<![\w./-])({_NAMES})(?!\w)")
 _DISTRIBUTION = re.compile(rf"(?<![\w-])({_NAMES.replace('_', '-')})(?:\[([\w,\s-]+)\])?(?![\w-])")
@@ -46,6 +49,7 @@ _DISTRIBUTION = re.compile(rf"(?<![\w-])({_NAMES.replace('_', '-')})(?:\[([\w,\s
 
 def rewritten(text: str) -> str:
     """Returns the text with every name of 0.2 in it replaced."""
+    text = _KIT_EXTRA.sub("gcore-testing", _KIT.sub("gcore_testing", text))
     return _DISTRIBUTION.sub(_distribution, _PACKAGE.sub(lambda m: PACKAGES[m[1]], text))
 
 

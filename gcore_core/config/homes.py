@@ -28,7 +28,7 @@ HOMES = {
     "recipes": "gcore-tools",
     "refine": "gcore-algorithms",
     "shrink": "gcore-tools",
-    "sim": "gcore-placement",
+    "sim": "gcore-placement[sim]",
     "simulate": "gcore-placement",
     "teacher": "gcore-algorithms",
     "trace": "gcore-report",

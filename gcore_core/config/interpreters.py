@@ -199,13 +199,17 @@ def unmet_needs(
         yield PluginIncompatible(
             f"{owner} needs {need} in {interpreter.python}, found {have or 'none'}.",
             where=where,
-            todo=(
-                f"install it there: {shlex.quote(interpreter.python)} -m pip install "
-                f"{shlex.quote(need)}"
-            ),
+            todo=f"install it there: {_install(need, interpreter.python)}",
             python=interpreter.python,
             need=need,
         )
+
+
+def _install(need: str, python: str) -> str:
+    """Returns the command that installs a requirement into an interpreter."""
+    if need.startswith("gcore-"):
+        return install_command(need, python=python)
+    return shlex.join([python, "-m", "pip", "install", need])
 
 
 def _remedy(interpreter: Interpreter, requirements: list[str], lacking: Sequence[str] = ()) -> str:

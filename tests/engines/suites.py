@@ -25,9 +25,9 @@ from gcore_core.config import venvs
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
-#: What the tests need beside the plugin: the pair of each backend on torch, objectives, and pytest
-#: itself.
-BESIDE = ("gcore-torch", "gcore-algorithms")
+#: What the tests need beside the plugin: the pair of each backend on torch, objectives, the test
+#: kit, and pytest itself.
+BESIDE = ("gcore-torch", "gcore-algorithms", "gcore-testing")
 #: Beyond that, what jobs of some plugins' tests and benchmarks name.
 BESIDE_OF = {"ray": ("gcore-placement", "gcore-tools")}
 #: Where the plugin of an engine shares a distribution: the distribution.

@@ -33,6 +33,11 @@ codemod = import_file(SCRIPT)
         ('factory="gcore_venv.commands:create"', 'factory="gcore_tools.venv.commands:create"'),
         ('"gcore-context>=0.2,<0.3"', '"gcore-language>=0.2,<0.3"'),
         ('"gcore-trackers[wandb, mlflow]"', '"gcore-report[wandb,mlflow]"'),
+        (
+            "from gcore_core.testing.runs import run_recipe",
+            "from gcore_testing.runs import run_recipe",
+        ),
+        ('test = ["gcore-core[testing]>=0.2"]', 'test = ["gcore-testing>=0.2"]'),
         ('"gcore-ray[engine]"', '"gcore-nodes[ray]"'),
         ("gcore-jobs[notebook]", "gcore-tools[jobs,notebook]"),
         ("plugins/gcore-eval", "plugins/gcore-report[eval]"),

@@ -204,7 +204,7 @@ CASES = (
         "gcore-tools", plugin="shrink", commands=(g_core("shrink", MODELS, "-o", "small.yaml"),)
     ),
     fakes(
-        "gcore-placement",
+        "gcore-placement[sim]",
         "launcher={use: sim/crowd, config: {processes: 1}}",
         "data={use: sim/prompts, config: {kind: chat}}",
         "objective={use: sim}",

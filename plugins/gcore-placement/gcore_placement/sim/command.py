@@ -7,16 +7,27 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from gcore_testing.simulation import VirtualLoop
-
+from gcore_core.contract.errors import PluginError
+from gcore_core.contract.installing import install_command
 from gcore_core.kits.commands import load_plan, run_file
 
 
-class _VirtualPolicy(asyncio.DefaultEventLoopPolicy):
-    """Makes event loops whose clock is virtual."""
+def _virtual_loops() -> asyncio.AbstractEventLoopPolicy:
+    """Returns the policy that makes event loops whose clock is virtual."""
+    try:
+        from gcore_testing.simulation import VirtualLoop
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            "virtual time comes with gcore-testing, which is not installed.",
+            where="g-core sim run",
+            todo=install_command("gcore-placement[sim]"),
+        ) from error
 
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return VirtualLoop()
+    class VirtualPolicy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            return VirtualLoop()
+
+    return VirtualPolicy()
 
 
 def run(words: list[str]) -> int:
@@ -36,8 +47,9 @@ def run(words: list[str]) -> int:
         help="values that win over the file",
     )
     args = parser.parse_intermixed_args(words)
+    loops = _virtual_loops()
     overrides = [*_unscaled(args.file, args.overrides), *args.overrides, "launcher.use=sim/inline"]
-    asyncio.set_event_loop_policy(_VirtualPolicy())
+    asyncio.set_event_loop_policy(loops)
     try:
         return run_file(args.file, overrides)
     finally:
