@@ -6,53 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from gcore_core.contract.installing import install_command
-from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.step_check import (
-    Evidence,
-    StepCheckContext,
-    blamed,
-    mismatch,
-    versions_of,
-)
+from gcore_core.contract.step_check import Evidence, StepCheck, StepCheckContext, mismatch
+
+_SEARCH = f"sentinel.use: sentinel looks for the cause ({install_command('gcore-sentinel')})"
 
 
-class Comparing:
+class Comparing(StepCheck):
     """Ends the run at the first alarm of the sentinel; it looks for no cause."""
 
     def __init__(self, config: None, context: StepCheckContext) -> None:
         self._context = context
         self._sentinel = context.sentinel
-        self._code = PluginCode(
-            made=context.sentinel,
-            kind="sentinel",
-            provider=context.provider,
-            where="sentinel.use",
-            contract="SentinelContract",
-        )
-
-    async def before_update(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        return dict(metrics)
 
     async def updated(self, step: int, evidence: Evidence) -> dict[str, float]:
-        alarms = self._code.call(self._sentinel.judge, step, evidence)
-        if not alarms:
-            return self._code.call(self._sentinel.metrics)
-        replicas, names = blamed(alarms, self._context.workers.generators)
-        versions = versions_of(evidence, replicas)
-        which = ", ".join(map(str, versions))
-        raise mismatch(
-            step,
-            names,
-            alarms,
-            f"{alarms[0].text}; records of this step are of version {which}\n"
-            f"sentinel.use: sentinel looks for the cause ({install_command('gcore-sentinel')})",
-            versions=versions,
-            saves=self._context.saves,
-            cause=alarms[0].cause,
-        )
-
-    async def pushed(self, version: int) -> None:
-        pass
+        alarms = self._sentinel.judge(step, evidence)
+        if alarms:
+            context = self._context
+            names = context.workers.generators
+            cause = alarms[0].cause, _SEARCH
+            raise mismatch(step, alarms, evidence, names, saves=context.saves, cause=cause)
+        return self._sentinel.metrics()
 
     def notes(self) -> list[str]:
         return self._sentinel.notes()
@@ -62,6 +35,3 @@ class Comparing:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._sentinel.restore(state)
-
-    def end(self) -> None:
-        pass

@@ -34,13 +34,8 @@ from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
-from gcore_core.contract.providers import (
-    PARTS,
-    ControllerProvider,
-    RewardProvider,
-    RoleProvider,
-    SentinelProvider,
-)
+from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
+from gcore_core.contract.sentinel import BAND
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -187,15 +182,10 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
     paths = [own if own in provided else "objective"]
     if _level(provided) == "action":
         paths.append("advantage")
-    if role == POLICY and "sentinel" in provided and not _is_built_by_core(provided["sentinel"]):
+    watches = role == POLICY and "sentinel" in provided
+    if watches and provided["sentinel"].spec.factory != BAND:
         paths.append("sentinel")
     return paths
-
-
-def _is_built_by_core(sentinel: Provided) -> bool:
-    """Whether ranks build the kernel's own half of a sentinel, which needs no plugin there."""
-    spec = sentinel.spec
-    return isinstance(spec, SentinelProvider) and bool(spec.on_ranks)
 
 
 def _unmet(interpreter: Interpreter, provided: Mapping[str, Provided]) -> list[GcoreError]:

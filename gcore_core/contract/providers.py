@@ -358,22 +358,18 @@ class SentinelProvider(Provider):
     check: ``"module:attribute"`` of the factory of a step check, called in the lead's controller as
         ``check(config, context: StepCheckContext)``; "": the kernel's, which ends the run at the
         sentinel's first alarm.
-    on_ranks: ``"module:attribute"`` of what trainer ranks build in place of ``factory``, with None
-        for its config, where their interpreter may lack the plugin; "": ``factory``.
+
+    One whose ``factory`` is ``gcore_core.contract.sentinel.BAND`` needs no plugin on trainer ranks:
+    they build it without a config.
     """
 
     check: str = ""
-    on_ranks: str = ""
 
     def problems(self, plugin: str) -> list[str]:
-        return [
-            *super().problems(plugin),
-            *(
-                f"{name} {reference!r} is not 'module:attribute'"
-                for name in ("check", "on_ranks")
-                if (reference := getattr(self, name)) and not _FACTORY.fullmatch(reference)
-            ),
-        ]
+        problems = super().problems(plugin)
+        if self.check and not _FACTORY.fullmatch(self.check):
+            problems.append(f"check {self.check!r} is not 'module:attribute'")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,7 +122,10 @@ class StepCheckContext:
 
 
 class StepCheck(Protocol):
-    """Looks at each step; see the module. Factory: ``(config, context: StepCheckContext)``."""
+    """Looks at each step; see the module. Factory: ``(config, context: StepCheckContext)``.
+
+    A class that derives from it need only say what it does: the defaults do nothing.
+    """
 
     async def before_update(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns a step's metrics with those of what it still had to judge.
@@ -131,6 +134,7 @@ class StepCheck(Protocol):
 
         metrics: of the step so far.
         """
+        return dict(metrics)
 
     async def updated(self, step: int, evidence: Evidence) -> dict[str, float]:
         """Judges a step; returns metrics whose names begin with "sentinel/".
@@ -146,9 +150,11 @@ class StepCheck(Protocol):
 
     def notes(self) -> list[str]:
         """Returns what a person should know when the run starts."""
+        return []
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs to check alike; plain values."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from what ``state`` returned."""
@@ -159,23 +165,27 @@ class StepCheck(Protocol):
 
 def mismatch(
     step: int,
-    names: str,
     alarms: Sequence[Alarm],
-    why: str,
+    evidence: Evidence,
+    generators: Sequence[str],
     *,
-    versions: Sequence[int],
     saves: bool,
-    cause: str = "",
+    cause: tuple[str, str] = ("", ""),
+    compared: str = "records of this step are of version",
 ) -> WeightMismatch:
     """Makes the error that ends a run after an alarm.
 
-    names: of the generators that it is about.
-    why: what was seen, and what is known of the cause.
-    versions: of the weights that sampled what was compared, or under which it was scored.
+    evidence: what the alarms are about.
+    generators: names of the replicas.
     saves: whether the run makes checkpoints.
-    cause: a word for the cause; "": it is not known.
+    cause: a word and a sentence; "" where it is not known.
+    compared: says, before the versions, what was compared.
     """
     first = alarms[0]
+    replicas = blamed(alarms)
+    names = ", ".join(generators[replica] for replica in replicas) or "the generators together"
+    versions = sorted({v for replica, v in evidence if not replicas or replica in replicas})
+    which = ", ".join(map(str, versions))
     saved = (
         "the run can be resumed from a checkpoint; g-core checkpoint lists them, those after "
         f"step {first.since_step} were trained on such records"
@@ -184,22 +194,15 @@ def mismatch(
     return WeightMismatch(
         f"{names} and the trainer disagree about log-probs since step {first.since_step}",
         where=f"step {step}",
-        why=why,
+        why=f"{first.text}; {compared} {which}\n{cause[1]}",
         todo=saved if saves else unsaved,
         replicas=[alarm.replica for alarm in alarms],
         since_step=first.since_step,
-        versions=list(versions),
-        cause=cause,
+        versions=versions,
+        cause=cause[0],
     )
 
 
-def blamed(alarms: Sequence[Alarm], generators: Sequence[str]) -> tuple[list[int], str]:
-    """Returns the replicas that alarms name, and their names for a person."""
-    replicas = sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})
-    names = ", ".join(generators[replica] for replica in replicas)
-    return replicas, names or "the generators together"
-
-
-def versions_of(evidence: Evidence, replicas: Sequence[int]) -> list[int]:
-    """Returns the versions that some replicas have sampled with; without replicas, that any has."""
-    return sorted({v for replica, v in evidence if not replicas or replica in replicas})
+def blamed(alarms: Sequence[Alarm]) -> list[int]:
+    """Returns the replicas that alarms name; none where all show it together."""
+    return sorted({alarm.replica for alarm in alarms if alarm.replica >= 0})

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from gcore_core.contract.errors import GcoreError
-from gcore_core.contract.launching import Peer
+from gcore_core.contract.launching import Endpoint, Peer
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.step_check import Held
 from gcore_core.runtime.messages import (
@@ -30,6 +31,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.shown_records import opened_record, show_record
 from gcore_core.wire.retry import insist
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -80,18 +82,18 @@ class AskedWorkers:
             return []
 
     async def found_by_ranks(self, step: int, replicas: Sequence[int]) -> list[Finding]:
-        request = DiagnoseRequest(step, list(replicas))
-        answers = await asyncio.gather(
-            *(insist(rank[0], DIAGNOSE, request) for rank in self._ranks)
-        )
+        answers = await self._ask_ranks(DIAGNOSE, step, replicas)
         return [finding for answer in answers for finding in answer]
 
     async def shown_by_ranks(self, step: int, replicas: Sequence[int]) -> list[Compared]:
-        request = DiagnoseRequest(step, list(replicas))
-        answers = await asyncio.gather(
-            *(insist(rank[0], SHOW_COMPARED, request) for rank in self._ranks)
-        )
+        answers = await self._ask_ranks(SHOW_COMPARED, step, replicas)
         return _opened(answers)
+
+    async def _ask_ranks(
+        self, endpoint: Endpoint[DiagnoseRequest, T], step: int, replicas: Sequence[int]
+    ) -> list[T]:
+        request = DiagnoseRequest(step, list(replicas))
+        return await asyncio.gather(*(insist(rank[0], endpoint, request) for rank in self._ranks))
 
     async def found_by_generator(
         self, replica: int, records: Sequence[Compared]

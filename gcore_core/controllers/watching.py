@@ -35,7 +35,13 @@ class Watching:
         self._provider = context.facts.providers.get("sentinel", "")
         self._compares = True  # whether any record of the last step could be compared; in the lead
         self._check = context.step_check
-        self._check_code = self._code_of(context.step_check)
+        self._code = PluginCode(
+            made=context.sentinel,
+            kind="sentinel",
+            provider=self._provider,
+            where="sentinel.use",
+            contract="SentinelContract",
+        )
         state = context.facts.state.get("sentinel", {}).get(self._provider)
         if self._check is not None and state:
             self._check.restore(state)
@@ -62,19 +68,19 @@ class Watching:
         sentinel = self._context.sentinel
         if sentinel is None:
             return {}
-        own = evidence_of(sentinel, self._code_of(sentinel), groups)
+        own = evidence_of(sentinel, self._code, groups)
         rows = [(*source, row.tolist()) for source, row in sorted(own.items())]
         payloads = await self._context.agree.collect("evidence", msgspec.msgpack.encode(rows))
         if self._check is None:
             return {}
         evidence = summed(payloads)
         self._compares = bool(evidence)
-        return await self._check_code.wait(self._check.updated(step, evidence))
+        return await self._code.wait(self._check.updated(step, evidence))
 
     async def pushed(self, version: int) -> None:
         """Tells the check, in the lead, that generators and trainer hold the same version."""
         if self._check is not None:
-            await self._check_code.wait(self._check.pushed(version))
+            await self._code.wait(self._check.pushed(version))
 
     async def before_update(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns a step's metrics with those of what the check still had to judge.
@@ -84,7 +90,7 @@ class Watching:
         """
         if self._check is None:
             return dict(metrics)
-        return await self._check_code.wait(self._check.before_update(metrics))
+        return await self._code.wait(self._check.before_update(metrics))
 
     def end(self) -> None:
         """Tells the check that the run ends."""
@@ -94,15 +100,6 @@ class Watching:
     def compared_gaps(self, metrics: dict[str, float]) -> dict[str, float]:
         """Returns a trained step's metrics, of the gaps only those that were measured."""
         return metrics if self._compares else without_empty_gaps(metrics)
-
-    def _code_of(self, made: object) -> PluginCode:
-        return PluginCode(
-            made=made,
-            kind="sentinel",
-            provider=self._provider,
-            where="sentinel.use",
-            contract="SentinelContract",
-        )
 
 
 def evidence_of(sentinel: Sentinel, code: PluginCode, groups: Iterable[GroupNumbers]) -> Evidence:

@@ -37,7 +37,7 @@ from gcore_core.contract.providers import (
     SentinelProvider,
 )
 from gcore_core.contract.run_files import TRACE
-from gcore_core.contract.sentinel import Pair, SentinelContext
+from gcore_core.contract.sentinel import BAND, Pair, SentinelContext
 from gcore_core.node import handshake
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
@@ -375,10 +375,8 @@ def _both_score(job: Job) -> bool:
 
 def _sentinel_on_ranks(job: Job) -> FactorySpec:
     """Returns what the policy's ranks build of the job's sentinel."""
-    spec = job.plan.provided["sentinel"].spec
-    if isinstance(spec, SentinelProvider) and spec.on_ranks:
-        return FactorySpec(spec.on_ranks)
-    return job.plan.factory("sentinel")
+    spec = job.plan.factory("sentinel")
+    return FactorySpec(BAND) if spec.factory == BAND else spec
 
 
 def _step_check(job: Job) -> FactorySpec:

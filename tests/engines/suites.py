@@ -25,9 +25,10 @@ from gcore_core.config import venvs
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "megatron", "deepspeed", "ray")
-#: What the tests need beside the plugin: the pair of each backend on torch, objectives, the test
-#: kit, and pytest itself.
-BESIDE = ("gcore-torch", "gcore-algorithms", "gcore-testing")
+#: What the tests are written with.
+TEST_KIT = "gcore-testing"
+#: What the tests need beside the plugin: the pair of each backend on torch, objectives.
+BESIDE = ("gcore-torch", "gcore-algorithms")
 #: Beyond that, what jobs of some plugins' tests and benchmarks name.
 BESIDE_OF = {"ray": ("gcore-placement", "gcore-tools")}
 #: Where the plugin of an engine shares a distribution: the distribution.
@@ -48,7 +49,7 @@ def tests_of(engine: str) -> str:
 
 def create_venv(engine: str, *, fresh: bool) -> str:
     """Makes the venv, with pytest in it; returns its interpreter."""
-    names = (*BESIDE, *BESIDE_OF.get(engine, ()))
+    names = (TEST_KIT, *BESIDE, *BESIDE_OF.get(engine, ()))
     beside = [word for name in names for word in ("--with", name)]
     create = [sys.executable, "-m", "gcore_core", "venv", "create", engine, "--cpu", *beside]
     subprocess.run([*create, *(["--fresh"] if fresh else [])], check=True)

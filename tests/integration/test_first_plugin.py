@@ -64,10 +64,13 @@ def test_the_pages_followed_without_pip_give_the_outputs_they_show(tmp_path: Pat
             site = site_packages(root / ".venv")
             write_metadata(site, read_project(root))
             (site / "project.pth").write_text(f"{root}\n")
-        elif line == "envs/letters/bin/pip install -q ../g-core .":
+        elif line == "envs/letters/bin/pip install -q ../g-core ../g-core/plugins/gcore-testing .":
+            link_test_kit(root / "envs/letters")
             site = site_packages(root / "envs/letters")
             write_metadata(site, read_project(root))
             shutil.copytree(root / "gcore_example", site / "gcore_example")
+        elif line == "pip install -q ../g-core ../g-core/plugins/gcore-testing":
+            link_test_kit(root / ".venv")
         else:
             return "pip install" in line  # of what the links give already
         return True
@@ -123,23 +126,40 @@ def files(directory: Path) -> dict[str, str]:
 
 
 def linked_environment(root: Path) -> None:
-    """A virtual environment with gcore-core[testing] and what it requires, and nothing else that is
-    installed here.
-    """
+    """A virtual environment with gcore-core and what it requires, and nothing else."""
     venv.create(root, symlinks=True)
     site = site_packages(root)
-    for name in required("gcore-core", frozenset({"testing"})) - {"gcore-core"}:
-        found = distribution(name)
+    link_requirements("gcore-core", site)
+    (site / "gcore_core").symlink_to(pages.REPOSITORY / "gcore_core")
+    write_metadata(site, read_project(pages.REPOSITORY))
+    write_script(root, "g-core", "gcore_core.cli")
+
+
+def link_test_kit(root: Path) -> None:
+    """Adds gcore-testing and what it requires to such an environment."""
+    project = pages.REPOSITORY / "plugins/gcore-testing"
+    site = site_packages(root)
+    link_requirements("gcore-testing", site)
+    (site / "gcore_testing").symlink_to(project / "gcore_testing")
+    write_metadata(site, read_project(project))
+    write_script(root, "pytest", "pytest")
+
+
+def link_requirements(name: str, site: Path) -> None:
+    """Links what a distribution requires and that is not ours."""
+    for other in required(name) - {"gcore-core", "gcore-testing"}:
+        found = distribution(other)
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(Path(str(found.locate_file(top))))
-    (site / "gcore_core").symlink_to(pages.REPOSITORY / "gcore_core")
-    write_metadata(site, read_project(pages.REPOSITORY))
+
+
+def write_script(root: Path, script: str, module: str) -> None:
+    """Writes a program of such an environment, which calls the module's ``main``."""
     (python,) = root.glob("bin/python3.*")
-    for script, module in (("g-core", "gcore_core.cli"), ("pytest", "pytest")):
-        file = root / "bin" / script
-        file.write_text(f"#!{python}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
-        file.chmod(0o755)
+    file = root / "bin" / script
+    file.write_text(f"#!{python}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+    file.chmod(0o755)
 
 
 def required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:

@@ -151,17 +151,22 @@ def same(text: str) -> str:
 
 
 def copy_core(directory: Path) -> None:
-    """A checkout with what pip needs of it: an install from the real one would leave build files
-    there.
+    """A checkout with what pip needs of the core and the test kit: an install from the real one
+    would leave build files there.
     """
-    directory.mkdir()
-    shutil.copytree(
-        REPOSITORY / "gcore_core",
-        directory / "gcore_core",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    copy_project(REPOSITORY, directory)
+    copy_project(REPOSITORY / "plugins/gcore-testing", directory / "plugins/gcore-testing")
+
+
+def copy_project(project: Path, to: Path) -> None:
+    """Copies what pip needs of one distribution."""
+    to.mkdir(parents=True)
+    for package in project.glob("gcore_*/__init__.py"):
+        without = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package.parent, to / package.parent.name, ignore=without)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, directory)
+        if (project / name).exists():
+            shutil.copy(project / name, to)
 
 
 def shell_environment() -> dict[str, str]:

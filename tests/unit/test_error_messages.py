@@ -531,13 +531,15 @@ def alarmed() -> None:
     )
     raise mismatch(
         4,
-        "rollout.1",
         [alarm],
-        f"{alarm.text}; records of this step are of version 4\n"
-        "cause: rollout.1 holds other bytes than were pushed in 1 of 21 tensors: lm_head.weight",
-        versions=[4],
+        {(1, 4): np.zeros(1)},
+        ["rollout.0", "rollout.1"],
         saves=True,
-        cause="weights",
+        cause=(
+            "weights",
+            "cause: rollout.1 holds other bytes than were pushed in 1 of 21 tensors: "
+            "lm_head.weight",
+        ),
     )
 
 

@@ -1,9 +1,10 @@
 """Each distribution runs where nothing is installed but its wheel and what that declares.
 
 A new environment has the wheel, the distributions that its smallest job names, and what these
-declare (``tests.support.wheels``). The job runs with one slot and, where the distribution has
-slots, with two. What needs torch is slow, but for README's own job. Engines have environments of
-their own (``tests/engines/suites.py``); here they say what is missing.
+declare (``tests.support.wheels``); where that job is one of fakes, the test kit, too. The job runs
+with one slot and, where the distribution has slots, with two. What needs torch is slow, but for
+README's own job. Engines have environments of their own (``tests/engines/suites.py``); here they
+say what is missing.
 """
 
 from __future__ import annotations
@@ -283,7 +284,8 @@ def here() -> str:
 def test_a_distribution_runs_with_what_it_declares(
     case: Alone, wheels: Path, folder: Path, tmp_path: Path
 ) -> None:
-    python = make_venv(tmp_path / "venv", wheels, [case.name, *case.also]) / "python"
+    kit = ("gcore-testing",) if case.job == FAKES else ()  # it has the fakes
+    python = make_venv(tmp_path / "venv", wheels, [case.name, *case.also, *kit]) / "python"
     job = [case.job, *(setting.replace("HERE", here()) for setting in case.settings)]
     if case.lacks:
         said = run_outside(python, *g_core("check", *job), directory=folder, code=case.code)

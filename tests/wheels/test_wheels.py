@@ -106,7 +106,10 @@ def test_installed_plugins_equal_those_of_the_wheels(programs: Path, outside: Pa
 
 
 @pytest.mark.protects
-def test_a_job_runs_outside_the_checkout(programs: Path, outside: Path) -> None:
+def test_a_job_of_fakes_runs_with_the_core_and_the_test_kit_alone(
+    wheels: Path, outside: Path, tmp_path: Path
+) -> None:
+    programs = make_venv(tmp_path / "venv", wheels, ["gcore-testing"])
     run_outside(programs / "g-core", "run", "job.yaml", directory=outside)
     assert last_step(outside / "runs/fake/001") == 2
 

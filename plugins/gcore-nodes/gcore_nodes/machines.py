@@ -618,7 +618,8 @@ def _failure(code: int, tail: str) -> str:
     if code == _NOT_FOUND:
         tail += "\nthe interpreter is not there: set launcher.config.python"
     elif "No module named" in tail:
-        tail += "\nthat interpreter has no gcore-nodes: install it there"
+        missing = "gcore-core" if "named gcore_core" in tail.replace("'", "") else "gcore-nodes"
+        tail += f"\nthat interpreter has no {missing}: install it there"
     return f"the command ended with {code}: {tail}" if tail else f"the command ended with {code}"
 
 

@@ -30,7 +30,6 @@ def gcore_sentinels() -> Iterable[SentinelProvider]:
             "looks for the cause"
         ),
         factory=BAND,
-        on_ranks=BAND,
         config=BandConfig,
         check=CHECK,
     )

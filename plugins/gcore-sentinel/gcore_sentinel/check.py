@@ -21,22 +21,19 @@ import numpy as np
 
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.sentinel import Alarm, Compared, Sentinel, Source
-from gcore_core.contract.step_check import (
-    Evidence,
-    StepCheckContext,
-    blamed,
-    mismatch,
-    versions_of,
-)
+from gcore_core.contract.step_check import Evidence, StepCheck, StepCheckContext, blamed, mismatch
 from gcore_sentinel.causes import explained, held_otherwise_by, likeliest
 from gcore_sentinel.config import BandConfig
 
 GAP_MAX = "logprob_gap_max"
 GAP_MEAN = "logprob_gap_mean"
 CANARY_ACTIONS = "sentinel/canary_actions"
+#: What an alarm is about, before the versions.
+_CANARIES = "both sides scored canaries under version"
+_RECORDS = "records of this step are of version"
 
 
-class Searching:
+class Searching(StepCheck):
     """Has canaries scored, and looks for the cause of what the sentinel sees."""
 
     def __init__(self, config: BandConfig, context: StepCheckContext) -> None:
@@ -118,23 +115,14 @@ class Searching:
 
         canaries: what the alarm is about; empty where it is about the step's own records.
         """
-        replicas, names = blamed(alarms, self._workers.generators)
-        cause, sentence = await self._cause(step, alarms[0], replicas, canaries)
-        versions = versions_of(evidence, replicas)
-        which = ", ".join(map(str, versions))
-        compared = (
-            f"both sides scored canaries under version {which}"
-            if canaries
-            else f"records of this step are of version {which}"
-        )
         return mismatch(
             step,
-            names,
             alarms,
-            f"{alarms[0].text}; {compared}\n{sentence}",
-            versions=versions,
+            evidence,
+            self._workers.generators,
             saves=self._saves,
-            cause=cause,
+            cause=await self._cause(step, alarms[0], blamed(alarms), canaries),
+            compared=_CANARIES if canaries else _RECORDS,
         )
 
     async def _cause(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ import pytest
 from gcore_testing.installed import InstalledPlugins, Wheel
 from gcore_testing.scaffold import writing
 
+from tests.support.pages import copy_core
 from tests.support.scaffolds import ANSWERS, WITH_TORCH, fill_in
 
 REPOSITORY = Path(__file__).parents[3]
@@ -134,17 +134,8 @@ def test_a_new_plugin_has_the_style_of_the_project(kind: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_pip_installs_a_new_plugin_into_a_fresh_environment(tmp_path: Path) -> None:
-    copies = []
-    for project in (REPOSITORY, REPOSITORY / "plugins" / "gcore-testing"):
-        copy = tmp_path / "sources" / project.name
-        copy.mkdir(parents=True)
-        for package in project.glob("gcore_*/__init__.py"):
-            without = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(package.parent, copy / package.parent.name, ignore=without)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            if (project / name).exists():
-                shutil.copy(project / name, copy)
-        copies.append(copy)
+    copy_core(tmp_path / "g-core")
+    copies = [tmp_path / "g-core", tmp_path / "g-core" / "plugins" / "gcore-testing"]
     venv.create(tmp_path / "env", with_pip=True, symlinks=True)
     programs = tmp_path / "env" / "bin"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -95,6 +95,7 @@ def test_the_shell_completes_every_verb_its_options_and_plugins_commands(tmp_pat
     (verbs,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     assert set(cli.VERBS) <= set(verbs.choices)
     assert "--json" in verbs.choices["doctor"].format_help()
+    assert "--report" in verbs.choices["conformance"].format_help()
     assert "greet" in verbs.choices["half"].format_help()
 
 

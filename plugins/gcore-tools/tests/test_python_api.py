@@ -110,10 +110,12 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
         gcore.load(tmp_path)
 
 
-SCRIPT = """
+SCRIPT = f"""
 import signal
 import gcore
-from tests.integration.test_python_api import FAKE, ROWS
+
+ROWS = {ROWS!r}
+FAKE = {FAKE!r}
 
 def slow(record):
     import time
@@ -127,7 +129,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         gcore.train(model=None, reward=slow, data=ROWS, algorithm=FAKE, run__steps=1000,
-                    checkpoint={"every": 1000}, launcher__use="core/local", plugins=[])
+                    checkpoint={{"every": 1000}}, launcher__use="core/local", plugins=[])
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 """

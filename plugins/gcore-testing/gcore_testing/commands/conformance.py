@@ -36,10 +36,11 @@ def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="hold a plugin to the contracts of what it provides",
         factory="gcore_testing.commands.conformance:run",
+        parser="gcore_testing.commands.conformance:make_parser",
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core conformance",
         description="Hold a plugin to the contracts of what it provides.",
@@ -64,7 +65,7 @@ def run(words: Sequence[str]) -> int:
     from gcore_core.contract.errors import PluginBroken, PluginError
     from gcore_core.kits.commands import catalog, write_file
 
-    args = _parser().parse_intermixed_args(words)
+    args = make_parser().parse_intermixed_args(words)
     plugin = catalog.scan().get(args.name, where="g-core conformance")
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:
         code, output = _pytest(Path(directory), args.name, args.k)

@@ -13,4 +13,5 @@ def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="write a distribution to begin a plugin with, and a test that it must pass",
         factory="gcore_testing.scaffold.command:run",
+        parser="gcore_testing.scaffold.command:make_parser",
     )

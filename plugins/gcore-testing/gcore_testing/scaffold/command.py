@@ -22,13 +22,13 @@ example:
 
 
 def run(words: Sequence[str]) -> int:
-    args = _parser().parse_intermixed_args(words)
+    args = make_parser().parse_intermixed_args(words)
     distribution = writing.write(args.name, args.kind or "", args.to)
     print(distribution.next_steps)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="g-core new",
         description="Write a distribution to begin with, with a test that fails until its marked "
