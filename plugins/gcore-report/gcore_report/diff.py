@@ -28,13 +28,15 @@ example:
 @hookimpl
 def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
-        summary="say where two runs part, and why", factory="gcore_report.diff:diff"
+        summary="say where two runs part, and why",
+        factory="gcore_report.diff:diff",
+        parser="gcore_report.diff:make_parser",
     )
 
 
 def diff(words: list[str]) -> int:
     """Runs ``g-core diff`` with these words; returns the exit code."""
-    args = _parser().parse_intermixed_args(words)
+    args = make_parser().parse_intermixed_args(words)
     import msgspec
 
     from gcore_report.comparison import compare
@@ -47,7 +49,8 @@ def diff(words: list[str]) -> int:
     return 0 if comparison.same else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of ``g-core diff``."""
     parser = argparse.ArgumentParser(
         prog="g-core diff",
         description="Say where two runs part, and why.",

@@ -29,12 +29,13 @@ def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="print the logs of a run's processes, also while it goes on",
         factory="gcore_report.logs:logs",
+        parser="gcore_report.logs:make_parser",
     )
 
 
 def logs(words: list[str]) -> int:
     """Runs ``g-core logs`` with these words; returns the exit code."""
-    args = _parser().parse_intermixed_args(words)
+    args = make_parser().parse_intermixed_args(words)
     from gcore_core.kits.runs import run_goes_on
 
     found = find_logs(args.run_dir)
@@ -60,7 +61,8 @@ def logs(words: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of ``g-core logs``."""
     parser = argparse.ArgumentParser(
         prog="g-core logs",
         description="Print the logs of a run's processes, also while it goes on.",

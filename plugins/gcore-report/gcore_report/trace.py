@@ -24,12 +24,13 @@ def gcore_commands() -> Iterable[CommandProvider]:
     yield CommandProvider(
         summary="sum up a run's trace, or write it as a timeline",
         factory="gcore_report.trace:trace",
+        parser="gcore_report.trace:make_parser",
     )
 
 
 def trace(words: list[str]) -> int:
     """Runs ``g-core trace`` with these words; returns the exit code."""
-    args = _parser().parse_intermixed_args(words)
+    args = make_parser().parse_intermixed_args(words)
     import msgspec
 
     from gcore_core.contract.run_files import read_trace
@@ -51,7 +52,8 @@ def trace(words: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of ``g-core trace``."""
     parser = argparse.ArgumentParser(
         prog="g-core trace",
         description="Sum up a run's trace, or write it as a timeline.",
