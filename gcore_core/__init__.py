@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     hookimpl: pluggy.HookimplMarker
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["__version__", "hookimpl"]
 

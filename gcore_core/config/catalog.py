@@ -331,7 +331,7 @@ def _check_pin(plugin: Installed, where: str, pin: str) -> None:
         met = SpecifierSet(pin).contains(plugin.version, prereleases=True)
     except InvalidSpecifier as error:
         raise ConfigError(
-            f"{pin!r} is not a version specifier such as '>=0.2,<0.3'.", where=where
+            f"{pin!r} is not a version specifier such as '>=0.3,<0.4'.", where=where
         ) from error
     if not met:
         raise PluginIncompatible(

@@ -27,7 +27,7 @@ _WHEELS = "WHEELS"
 def install_command(*requirements: str, python: str = sys.executable) -> str:
     """Returns the command that installs distributions into an interpreter.
 
-    requirements: such as ``gcore-vllm``, ``gcore-rewards[math]`` or ``gcore-core==0.2.0``. A
+    requirements: such as ``gcore-vllm``, ``gcore-rewards[math]`` or ``gcore-core==0.3.0``. A
         version is left out where there is only one.
     python: path of the interpreter.
     """

@@ -353,6 +353,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     notes: one line for each newer checkpoint that was refused.
     carried: headers of the records that the step carried over, in the store of this run.
     evaluated: the run's metrics have an evaluation of the step.
+    core: the version of gcore-core that saved it; "": unknown.
     """
 
     step: int
@@ -361,6 +362,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     carried: list[Header] = []
     evaluated: bool = False
+    core: str = ""
 
 
 def newest(directory: Path, step: int | None = None) -> Resumed:
@@ -377,6 +379,7 @@ def newest(directory: Path, step: int | None = None) -> Resumed:
         path=str(opened.path),
         state=_decode(opened.path / STATE),
         notes=opened.notes,
+        core=opened.manifest.lock.get("gcore-core", ""),
     )
 
 

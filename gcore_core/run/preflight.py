@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gcore_core import __version__
 from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
@@ -301,6 +302,12 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
 
     rows: how many the dataset of the job has now.
     """
+    if resumed.core and _minor(resumed.core) != _minor(__version__):
+        raise ConfigError(
+            f"gcore-core {resumed.core} saved it, and {__version__} goes on from its own alone.",
+            where=resumed.path,
+            todo="begin a new run from its weights: g-core export RUN --to DIRECTORY",
+        )
     differences = [
         f"{key}: {saved!r} was saved, {value!r} is asked for"
         for key, saved, value in _differences(resumed, plan, fixed=True)
@@ -349,6 +356,11 @@ def changed_settings(resumed: Resumed, plan: Plan) -> list[str]:
     more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
     line = ", ".join([*changed[:_NAMED], *more])
     return [f"the run goes on with other settings than were saved: {line}"] if line else []
+
+
+def _minor(version: str) -> list[str]:
+    """Returns ``["0", "3"]`` of ``0.3.1``: versions with the same two read each other's states."""
+    return version.split(".")[:2]
 
 
 def _differences(resumed: Resumed, plan: Plan, *, fixed: bool) -> list[tuple[str, Any, Any]]:

@@ -318,7 +318,7 @@ def write_project(directory: Path, name: str, modules: dict[str, str]) -> Path:
         [project]
         name = "gcore-{name}"
         version = "0.1.0"
-        dependencies = ["gcore-core>=0.2,<0.3"]
+        dependencies = ["gcore-core>=0.3,<0.4"]
         [project.entry-points.gcore]
         {name} = "gcore_{name}"
         [tool.setuptools]

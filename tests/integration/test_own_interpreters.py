@@ -302,7 +302,7 @@ py-modules = {modules}
 
 def project(root: Path, name: str, version: str, files: dict[str, str], entry: str = "") -> Path:
     root.mkdir()
-    requires = '["gcore-core>=0.2,<0.3"]' if entry else "[]"
+    requires = '["gcore-core>=0.3,<0.4"]' if entry else "[]"
     modules = json.dumps([file.removesuffix(".py") for file in files])
     text = PROJECT.format(
         name=name, version=version, requires=requires, entry=entry, modules=modules

@@ -92,7 +92,7 @@ def test_no_plugin_may_be_named_core(installed: InstalledPlugins) -> None:
         "gcore-core>=1.2,<2",
         "gcore-core~=0.0.1",
         "gcore-core==99",
-        "Gcore.Core!=0.2.0",
+        "Gcore.Core!=0.3.0",
     ],
 )
 def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
@@ -110,9 +110,9 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
     "requires",
     [
         "gcore-core",
-        "gcore-core>=0.2,<0.3",
-        "gcore-core ~=0.2.0",
-        "gcore-core[tls]>=0.2",
+        "gcore-core>=0.3,<0.4",
+        "gcore-core ~=0.3.0",
+        "gcore-core[tls]>=0.3",
         "gcore-core==0.2.*",
     ],
 )

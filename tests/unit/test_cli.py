@@ -121,7 +121,7 @@ def test_the_list_shows_state_and_remarks(
     lines = {line.split()[0]: line for line in told.out.splitlines()}
     assert lines["plugin"].split() == ["plugin", "state", "distribution", "version", "remarks"]
     assert (
-        "incompatible" in lines["old"] and "needs gcore-core<0.1, but this is 0.2.0" in lines["old"]
+        "incompatible" in lines["old"] and "needs gcore-core<0.1, but this is 0.3.0" in lines["old"]
     )
     assert cli.main(["plugins", "list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

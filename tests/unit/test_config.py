@@ -207,12 +207,12 @@ def test_why_shows_value_and_origin(job: Job) -> None:
     assert plan.why("run.seed") == "run.seed = 9  # override 'run.seed=9'"
     assert plan.why("run.name") == 'run.name = "job"  # stem of job.yaml'
     assert plan.provenance()["run.seed"] == "override 'run.seed=9'"
-    assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.2.0)"
+    assert plan.why("run.dir") == "run.dir = null  # default of the core (gcore-core 0.3.0)"
     assert plan.why("roles.rollout.config.dtype").endswith(
         '= "float32"  # default of fake (gcore-fake 0.1.0)'
     )
     assert plan.why("roles.rollout.follows").endswith(
-        "# default of role rollout (gcore-core 0.2.0)"
+        "# default of role rollout (gcore-core 0.3.0)"
     )
     assert len(plan.why("roles.rollout.config").splitlines()) == 4, (
         "a line for each value below a mapping"
@@ -456,7 +456,7 @@ def test_a_plugin_may_bring_a_role(job: Job, installed: InstalledPlugins) -> Non
         "roles.critic.objective: nothing says what this role trains; set objective.use."
     )
     installed.add("twin", role.format("policy"))
-    assert "role 'policy' is defined by gcore-core 0.2.0 and by gcore-twin 0.1.0" in message(
+    assert "role 'policy' is defined by gcore-core 0.3.0 and by gcore-twin 0.1.0" in message(
         job("plugins: [twin]"), kind=PluginClash
     )
 

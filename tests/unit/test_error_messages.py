@@ -368,7 +368,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             ("core", Wheel(distribution="gcore-core", version="0.0.9"))
         ),
         "another version of a plugin there": lambda w: w.role(
-            ("core", Wheel(distribution="gcore-core", version="0.2.0")),
+            ("core", Wheel(distribution="gcore-core", version="0.3.0")),
             ("vllm", Wheel(version="1.2.0")),
         ),
         "engine is missing there": lambda w: w.needs("vllm>=0.30"),
@@ -380,8 +380,8 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "venv that pip does not make": lambda w: unmakable(w),
         "worker and supervisor differ": lambda w: handshake.agree(
             "rollout.0",
-            worker=Versions("/envs/a/bin/python", "0.2.0", {"gcore-vllm": "1.2.0"}),
-            supervisor=Versions("/envs/main/bin/python", "0.2.0", {"gcore-vllm": "1.3.0"}),
+            worker=Versions("/envs/a/bin/python", "0.3.0", {"gcore-vllm": "1.2.0"}),
+            supervisor=Versions("/envs/main/bin/python", "0.3.0", {"gcore-vllm": "1.3.0"}),
         ),
     },
     "Data": {
@@ -551,7 +551,7 @@ def used_twice(directory: Path) -> None:
 def linked(world: World) -> str:
     """An interpreter that is another file than the one which runs, and has the core."""
     return world.python(
-        ("core", Wheel(distribution="gcore-core", version="0.2.0")),
+        ("core", Wheel(distribution="gcore-core", version="0.3.0")),
         ("fake", Wheel()),
     )
 
@@ -602,7 +602,7 @@ def unmakable(world: World) -> None:
         "summary='-', engine='e')\n"
     )
     python = world.directory / "python"
-    pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.2.0'; exit 1\n"
+    pip = "#!/bin/sh\necho 'ERROR: No matching distribution found for gcore-core==0.3.0'; exit 1\n"
     python.write_text(
         f"#!/bin/sh\nmkdir $3/bin; printf %s {shlex.quote(pip)} >$3/bin/python; chmod +x "
         "$3/bin/python\n"

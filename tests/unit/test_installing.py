@@ -58,8 +58,8 @@ def test_a_distribution_of_this_checkout_is_installed_from_its_folder() -> None:
 
 def test_what_pip_would_not_find_comes_with_it(place: Any, tmp_path: Path) -> None:
     """pip looks for what a folder requires on its index, where nothing of this project is."""
-    lay(tmp_path, "gcore-language", requires=("numpy>=2", "gcore-core>=0.2"))
-    lay(tmp_path, "gcore-torch", requires=("gcore-core>=0.2", "gcore-language>=0.2", "numpy>=2"))
+    lay(tmp_path, "gcore-language", requires=("numpy>=2", "gcore-core>=0.3"))
+    lay(tmp_path, "gcore-torch", requires=("gcore-core>=0.3", "gcore-language>=0.3", "numpy>=2"))
     core = {"url": f"file://{tmp_path}", "dir_info": {"editable": True}}
     folders = [f"-e {tmp_path}/plugins/{name}" for name in ("gcore-language", "gcore-torch")]
     place(gcore_core=core)
@@ -79,9 +79,9 @@ def test_a_checkout_that_was_installed_as_a_copy_is_found_too(place: Any, tmp_pa
 def test_a_wheel_is_taken_from_the_folder_in_which_the_cores_lay(
     place: Any, tmp_path: Path
 ) -> None:
-    wheel = tmp_path / "gcore_rewards-0.2.0-py3-none-any.whl"
+    wheel = tmp_path / "gcore_rewards-0.3.0-py3-none-any.whl"
     wheel.touch()
-    place(gcore_core={"url": f"file://{tmp_path}/gcore_core-0.2.0.whl", "archive_info": {}})
+    place(gcore_core={"url": f"file://{tmp_path}/gcore_core-0.3.0.whl", "archive_info": {}})
     command = f"{PYTHON} -m pip install --find-links {tmp_path} '{wheel}[math]'"
     assert install_command("gcore-rewards[math]", python=PYTHON) == command
     assert is_offered("gcore-rewards") and not is_offered("gcore-vllm")
@@ -115,7 +115,7 @@ def test_what_is_not_of_this_project_comes_from_the_index(place: Any, core: Any)
 
 def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> None:
     with pytest.raises(PluginNotFound) as caught:
-        catalog.Catalog([], "0.2.0", disabled=False).get("vllm", where="roles.rollout.use")
+        catalog.Catalog([], "0.3.0", disabled=False).get("vllm", where="roles.rollout.use")
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
 
 

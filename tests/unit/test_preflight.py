@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from gcore_testing.installed import InstalledPlugins
 
-from gcore_core import cli
+from gcore_core import __version__, cli
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.run import preflight
@@ -147,6 +147,21 @@ def test_a_resumed_run_may_give_a_reward_more_time_and_no_other_weight(
     with pytest.raises(ConfigError) as error:
         check_same(resumed, load_plan(job(), [*MORE_TIME, "rewards.length.weight=2"]), rows=8)
     assert error.value.why == "rewards.length.weight: 1.0 was saved, 2.0 is asked for"
+
+
+def test_a_run_goes_on_from_checkpoints_of_its_own_minor_version_alone(
+    job: Job, tmp_path: Path
+) -> None:
+    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(load_plan(job()).config))
+    major, minor, _ = __version__.split(".")
+    own = Resumed(step=2, path=str(tmp_path), state={}, core=f"{major}.{minor}.99")
+    check_same(own, load_plan(job()), rows=8)
+    with pytest.raises(ConfigError) as error:
+        check_same(msgspec.structs.replace(own, core="0.2.0"), load_plan(job()), rows=8)
+    assert error.value.what == (
+        f"gcore-core 0.2.0 saved it, and {__version__} goes on from its own alone."
+    )
+    assert "g-core export" in error.value.todo
 
 
 @pytest.mark.parametrize(

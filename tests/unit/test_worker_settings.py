@@ -65,7 +65,7 @@ def spec(settings: AnySettings) -> WorkerSpec:
         secret=b"",
         settings=settings,
         store=StorePlace("/store", "node0", "agent.0"),
-        versions=Versions("3.11", "0.2.0", {}),
+        versions=Versions("3.11", "0.3.0", {}),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-REQUIRES = ("gcore-core>=0.2,<0.3",)
+REQUIRES = ("gcore-core>=0.3,<0.4",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,7 @@ def gcore_commands():
 
 class HasNoUpperBound(Clean):
     caught_by = ("test_its_metadata_bounds_the_core",)
-    wheel = Wheel(requires=("gcore-core>=0.2",))
+    wheel = Wheel(requires=("gcore-core>=0.3",))
 
 
 class RequiresNothing(Clean):

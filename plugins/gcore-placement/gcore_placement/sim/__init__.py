@@ -34,7 +34,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
         summary="a trainer that only spends time; it can learn a table of letters",
         factory="gcore_placement.sim.trainer:SimTrainer",
         config=config.TrainerConfig,
-        needs=("gcore-testing>=0.2",),
+        needs=("gcore-testing>=0.3",),
     )
 
 

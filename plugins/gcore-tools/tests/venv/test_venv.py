@@ -53,7 +53,7 @@ def toy(installed: InstalledPlugins) -> InstalledPlugins:
     """A plugin that describes two venvs; it requires gcore-shared, which requires a distribution
     of others'.
     """
-    requires = ["gcore-core>=0.2,<0.3", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
+    requires = ["gcore-core>=0.3,<0.4", "gcore-shared>=0.1", "toy-engine; extra == 'engine'"]
     pins = {"gcore_toy_pins/__init__.py": "", "gcore_toy_pins/cpu.txt": "toy-engine==1.0\n"}
     installed.add("toy", PLUGIN, Wheel(version="1.2", requires=requires), pins)
     installed.add(
