@@ -5,7 +5,8 @@
 
 `tox run -e recipes` runs it, two steps of each; it goes on where it stopped (parts.py). What the
 recipe needs that is not here (weights, data sets, engines, devices) has twins (g-core shrink).
-Which devices a recipe is for, its page says; ``tests/unit/test_recipes.py`` plans it on those.
+Which devices a recipe is for, its page says; ``tests/unit/project/test_recipes.py`` plans it on
+those.
 """
 
 from __future__ import annotations

@@ -116,6 +116,12 @@ def test_every_module_of_the_core_stands_in_a_folder() -> None:
     assert {part(module) for module in OWN} - {"", "__main__"} == set(MAY_IMPORT)
 
 
+def test_unit_tests_lie_in_folders_of_the_rooms() -> None:
+    """``project`` has those of recipes, benchmarks and the tests' own commands."""
+    folders = {file.parent.name for file in (ROOT / "tests/unit").glob("*/test_*.py")}
+    assert folders == {*MAY_IMPORT, "project"}
+
+
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     strange = [

@@ -291,7 +291,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 ELSEWHERE = {
     "decode_real": "tests/integration/test_real_model_benchmark.py",
     "gpu": "tests/integration/test_gpu_benchmark.py",
-    "house": "tests/unit/test_house.py",
+    "house": "tests/unit/project/test_house.py",
     "real_model": "tests/integration/test_real_model_benchmark.py",
 }
 

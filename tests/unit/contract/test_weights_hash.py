@@ -87,7 +87,7 @@ def test_the_hash_is_what_the_page_says() -> None:
 def test_the_program_of_the_page_prints_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/compare.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/compare.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
     saved(tmp_path / "my-model", TENSORS)
     monkeypatch.chdir(tmp_path)

@@ -39,7 +39,7 @@ def test_kills_and_lost_messages_change_nothing(block: int, calm: Outcome, tmp_p
     assert hit == set(FAULTS)
 
 
-PLANTING = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "protocol_mutants.py"))
+PLANTING = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "protocol_mutants.py"))
 
 
 @pytest.mark.parametrize("bug", PLANTING["MUTANTS"])

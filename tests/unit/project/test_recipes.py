@@ -20,7 +20,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from tests.recipes import NAMES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "recipes"
 #: What a recipe may lack where it is checked: engines, the venvs that have them.
 LACKING = re.compile("has no (vLLM|Megatron)|there is no venv")

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.factories import import_file
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TEXT = '''"""A module.
 
 Its docstring is no code.

@@ -14,7 +14,7 @@ import pytest
 
 from gcore_core.config.plan import load_plan
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture

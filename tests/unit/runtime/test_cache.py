@@ -9,7 +9,7 @@ import pytest
 
 from gcore_core.kits.cache import cache_root
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_directory_is_the_variable_s_or_the_default(

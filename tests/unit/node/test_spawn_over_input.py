@@ -21,7 +21,7 @@ SECRET = b"a secret that nobody shows"
 CHILD = """
 import os, select, sys
 from gcore_core.node.spawn import read_spec
-from tests.unit.test_spawn_over_input import Spec
+from tests.unit.node.test_spawn_over_input import Spec
 spec, lifeline = read_spec("a test", Spec)
 print("spec", spec.name, len(spec.secret), flush=True)
 select.select([lifeline], [], [])

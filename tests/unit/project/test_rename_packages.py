@@ -13,7 +13,7 @@ import pytest
 from gcore_core.config.homes import GONE
 from gcore_core.contract.factories import import_file
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "contrib/codemod-0.3/rename_packages.py"
 codemod = import_file(SCRIPT)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PLAN = {"run": {"steps": 1}, "launcher": {"use": "sim/crowd", "config": {"processes": 1}}}
 
 

@@ -823,7 +823,7 @@ print("cryptography" in sys.modules)
         input=IDENTITY,
         capture_output=True,
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert ended.stdout.split() == [b"False", b"True"]
 

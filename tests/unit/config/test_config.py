@@ -25,7 +25,7 @@ from gcore_core.contract.job_settings import MISSING, JobSettings, Role
 from tests.support import made_pages
 
 Job = Callable[..., Path]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def message(file: Path, *overrides: str, kind: type[GcoreError] = ConfigError) -> str:

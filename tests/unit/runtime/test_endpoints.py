@@ -12,7 +12,7 @@ from gcore_core.contract.launching import ALIVE, Endpoint, StreamEndpoint
 from gcore_core.runtime import messages
 from gcore_core.runtime.messages import RelayedEndpoint
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 #: Where the first argument is an endpoint, and where the second one is.
 FIRST, SECOND = ("call", "stream"), ("insist",)
 

@@ -11,7 +11,7 @@ import pytest
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_file
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from gcore_core.contract import installing
 from gcore_core.contract.errors import PluginNotFound
 from gcore_core.contract.installing import install_command, install_words, is_offered
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON = "/envs/a/bin/python"
 
 

@@ -15,7 +15,7 @@ from gcore_core.config import catalog
 from gcore_core.config.homes import GONE, home_of
 from gcore_core.contract.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def one(name: str) -> catalog.Installed:

@@ -22,7 +22,7 @@ from gcore_core.contract.local_files import import_file, module_name
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
 
-FOLDER = Path(__file__).parents[2] / "recipes" / "smollm2"
+FOLDER = Path(__file__).parents[3] / "recipes" / "smollm2"
 RECIPES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
 SETS = ("train", "heldout")
 #: In the order in which they are run.

@@ -15,7 +15,7 @@ from gcore_testing.installed import InstalledPlugins
 from gcore_core import cli
 from gcore_core.config import catalog
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
 Job = Callable[..., Path]
 

@@ -24,7 +24,8 @@ from gcore_core.kits.numbers import Number, decimal_of, number_of, plain_charact
 SPELLINGS = [
     json.loads(line)
     for line in Path(__file__)
-    .with_name("number_spellings.jsonl")
+    .parents[1]
+    .joinpath("number_spellings.jsonl")
     .read_text(encoding="utf-8")
     .splitlines()
 ]

@@ -21,7 +21,7 @@ from gcore_core.contract.factories import FactorySpec
 
 pytest.importorskip("gcore_async")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 YARDSTICK = BENCHMARKS / "releases" / "0.2-core.json"
 #: Nothing may be above so many times what it was.
 MOST = 1.02

@@ -15,7 +15,7 @@ from tests import recipes as recipes_of_real_models
 from tests.engines import every_test
 from tests.parts import Part
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Parts:

@@ -14,7 +14,7 @@ from gcore_testing.installed import InstalledPlugins
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PLUGIN = """
 from dataclasses import dataclass
