@@ -41,24 +41,211 @@ codemod = import_file(SCRIPT)
             "from gcore_core.controllers.window import Ahead, Schedule\n",
             "from gcore_core.kits.programs import Ahead, Schedule\n",
         ),
-        (
-            "from gcore_core.controllers.training import Training",
-            "from gcore_core.controllers.training import Training",
-        ),
         ('test = ["gcore-core[testing]>=0.2"]', 'test = ["gcore-testing>=0.2"]'),
         ('"gcore-ray[engine]"', '"gcore-nodes[ray]"'),
         ("gcore-jobs[notebook]", "gcore-tools[jobs,notebook]"),
         ("plugins/gcore-eval", "plugins/gcore-report[eval]"),
         ("roles: {policy: {use: ray}}", "roles: {policy: {use: ray}}"),
+        ("install(gcore_ray=1)", "install(gcore_ray=1)"),
         (
             "my_gcore_sim.x, gcore_simple, gcore-simple",
             "my_gcore_sim.x, gcore_simple, gcore-simple",
         ),
+        ("from gcore_core.kits.loopback import Door", "from gcore_report.loopback import Door"),
+        ("from gcore_core.kits import loopback", "from gcore_report import loopback"),
+        ("import gcore_core.kits.machines as m", "import gcore_nodes.machines as m"),
+        ("from gcore_core.kits import machines", "from gcore_nodes import machines"),
+        (
+            "from gcore_core.kits.machines import Host, MachinesConfig",
+            "from gcore_nodes.machines import Host\n"
+            "from gcore_nodes.machines_config import MachinesConfig",
+        ),
+        (
+            "from gcore_core.kits.launching import framed, make_identity, AgentSpec  # noqa",
+            "from gcore_core.kits.wire import framed  # noqa\n"
+            "from gcore_nodes.identity import make_identity  # noqa\n"
+            "from gcore_core.kits.launching import AgentSpec  # noqa",
+        ),
+        (
+            "from gcore_core.kits.launching import (\r\n    framed,\r\n    Worker,\r\n)\r\n",
+            "from gcore_core.kits.wire import framed\r\n"
+            "from gcore_core.kits.launching import Worker\r\n",
+        ),
+        ("from gcore_core import testing", "import gcore_testing as testing"),
+        (
+            "    from gcore_core import hookimpl, testing as kit",
+            "    from gcore_core import hookimpl\n    import gcore_testing as kit",
+        ),
+        ("from gcore_core import load, train as t", "from gcore import load, train as t"),
+        ("import gcore_core as gcore\ngcore.train()", "import gcore\ngcore.train()"),
+        (">>> import gcore_core as g\n>>> g.run()", ">>> import gcore as g\n>>> g.run()"),
+        (
+            "import gcore_core as gcore\n@gcore.hookimpl\n",
+            "import gcore_core as gcore\n@gcore.hookimpl\n",
+        ),
+        ("import gcore_core\ngcore_core.train()", "import gcore\ngcore.train()"),
+        (
+            "import gcore_core\n@gcore_core.hookimpl\ndef f():\n    gcore_core.run()\n",
+            "import gcore_core\nimport gcore\n@gcore_core.hookimpl\ndef f():\n    gcore.run()\n",
+        ),
+        ('"gcore-core[loopback]>=0.2"', '"gcore-report>=0.2"'),
+        ('"gcore-core[completion]"', '"gcore-tools[completion]"'),
+        ('"gcore-core[tls]"', '"gcore-nodes"'),
+        ("g-core plugins new mine --kind reward", "g-core new mine --kind reward"),
     ],
 )
 def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
     assert codemod.rewritten(old) == new
     assert codemod.rewritten(new) == new, "what is new stays"
+    assert codemod.left(new) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "from gcore_core.controllers.window import (Ahead, Window)",
+            "from gcore_core.kits.programs import (Ahead, Window)",
+        ),
+        (
+            "from gcore_core.controllers.window import (\n    Ahead,  # )\n    Taken,\n)\n",
+            "from gcore_core.kits.programs import (\n    Ahead,  # )\n    StepBatch as Taken,\n)\n",
+        ),
+        (
+            "from gcore_core.controllers.context import ControllerContext  # noqa: F401\n",
+            "from gcore_core.kits.programs import ControllerContext  # noqa: F401\n",
+        ),
+        (
+            "from gcore_core.controllers.window import Ahead, \\\n    Window as Window\n",
+            "from gcore_core.kits.programs import Ahead, \\\n    Window as Window\n",
+        ),
+        (
+            "from gcore_core.controllers.window import Window, Taken\n",
+            "from gcore_core.kits.programs import Window, StepBatch as Taken\n",
+        ),
+        (
+            "from gcore_core.controllers.window.schedule import Told as Report\n",
+            "from gcore_core.kits.programs import GroupReport as Report\n",
+        ),
+        (
+            "import gcore_core.controllers.window as w\nw.Window, w.Taken, row.w.other\n",
+            "import gcore_core.kits.programs as w\nw.Window, w.StepBatch, row.w.other\n",
+        ),
+        (
+            "from gcore_core.controllers import window\nwindow.Window, window.Told\n",
+            "from gcore_core.kits import programs as window\nwindow.Window, window.GroupReport\n",
+        ),
+        (
+            "from gcore_core.controllers import keep_rate\nkeep_rate.covers\n",
+            "from gcore_core.kits.programs import keep_rate\nkeep_rate.covers\n",
+        ),
+        (
+            "import gcore_core.controllers.window\ngcore_core.controllers.window.Taken\n",
+            "import gcore_core.kits.programs\ngcore_core.kits.programs.StepBatch\n",
+        ),
+        ('"gcore_core.controllers.window:Window"', '"gcore_core.kits.programs:Window"'),
+    ],
+)
+def test_step_programs_come_from_their_kit(old: str, new: str) -> None:
+    assert codemod.rewritten(old) == new
+    assert codemod.rewritten(new) == new, "what is new stays"
+    assert codemod.left(new) == []
+
+
+PRIVATE = "gcore_core.controllers is not public any more; use gcore_core.kits.programs"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "todo"),
+    [
+        (
+            "\nfrom gcore_core.controllers.training import Training",
+            "\nfrom gcore_core.controllers.training import Training",
+            [(2, PRIVATE)],
+        ),
+        (
+            "from gcore_core.controllers.window import Window, Drawing",
+            "from gcore_core.kits.programs import Window\n"
+            "from gcore_core.controllers.window import Drawing",
+            [(2, PRIVATE)],
+        ),
+        (
+            "import gcore_core.controllers.window as w\nw.Window, w.Drawing",
+            "import gcore_core.controllers.window as w\nw.Window, w.Drawing",
+            [(1, PRIVATE)],
+        ),
+        (
+            "import gcore_core.controllers.window\n"
+            "gcore_core.controllers.window.Window\n"
+            "gcore_core.controllers.window.Drawing",
+            "import gcore_core.controllers.window\n"
+            "import gcore_core.kits.programs\n"
+            "gcore_core.kits.programs.Window\n"
+            "gcore_core.controllers.window.Drawing",
+            [(1, PRIVATE), (4, PRIVATE)],
+        ),
+        (
+            "from gcore_core import controllers",
+            "from gcore_core import controllers",
+            [(1, PRIVATE)],
+        ),
+        (
+            "from gcore_core.kits.launching import (\n    Worker,  # one\n    framed,\n)",
+            "from gcore_core.kits.launching import (\n    Worker,  # one\n    framed,\n)",
+            [(1, "framed is in gcore_core.kits.wire; split this import")],
+        ),
+        (
+            "from gcore_core.kits import launching as li\nli.make_identity()",
+            "from gcore_core.kits import launching as li\nli.make_identity()",
+            [(2, "make_identity is in gcore_nodes.identity")],
+        ),
+        (
+            "AgentSpec(\n    store=StoreSpec(),\n    lease_s=3,\n)",
+            "AgentSpec(\n    store=StoreSpec(),\n    lease_s=3,\n)",
+            [(1, "use gcore_nodes.agent.MachineAgentSpec, which has these fields")],
+        ),
+        (
+            "import gcore_core as gcore\ngcore.hookimpl, gcore.train",
+            "import gcore_core as gcore\ngcore.hookimpl, gcore.train",
+            [(1, "train is in gcore, of gcore-tools; import gcore")],
+        ),
+        (
+            "import gcore_core.contract\ngcore_core.train()",
+            "import gcore_core.contract\ngcore_core.train()",
+            [(2, "train is in gcore, of gcore-tools; import gcore")],
+        ),
+        (
+            '"gcore-core[testing,tls]>=0.2"',
+            '"gcore-core[testing,tls]>=0.2"',
+            [(1, "require gcore-testing and gcore-nodes in place of gcore-core[testing,tls]")],
+        ),
+        ("gcore-tree", "gcore-tree", [(1, "gcore-tree is gone; remove it")]),
+        (
+            "import gcore_museum",
+            "import gcore_museum",
+            [(1, "gcore-museum is gone; say `python -m tests.museum` in a checkout of G-Core")],
+        ),
+    ],
+)
+def test_what_is_no_plain_rename_is_said(old: str, new: str, todo: list[tuple[int, str]]) -> None:
+    assert codemod.rewritten(old) == new
+    assert codemod.left(new) == todo
+    assert codemod.rewritten(new) == new, "a second time changes nothing"
+
+
+def test_every_name_that_moved_is_where_it_says() -> None:
+    for module in codemod.MODULES.values():
+        assert importlib.util.find_spec(module) is not None, module
+    for (_, name), module in codemod.MOVED.items():
+        if name in ("loopback", "machines"):
+            assert importlib.util.find_spec(f"{module}.{name}") is not None, name
+        else:
+            assert hasattr(importlib.import_module(module), name), name
+    programs = importlib.import_module("gcore_core.kits.programs")
+    assert set(programs.__all__) == codemod.PROGRAMS
+    fields = importlib.import_module("gcore_nodes.agent").MachineAgentSpec.__struct_fields__
+    common = importlib.import_module("gcore_core.kits.launching").AgentSpec.__struct_fields__
+    assert set(fields) - set(common) == codemod.AGENT_FIELDS
 
 
 def test_every_package_of_0_3_is_there_and_every_one_that_went_is_known() -> None:
@@ -87,13 +274,48 @@ def test_every_extra_that_it_writes_is_declared() -> None:
         assert extra in project["optional-dependencies"], requirement
 
 
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True)
+
+
 def test_files_are_rewritten_in_place_and_named(tmp_path: Path) -> None:
-    (tmp_path / "changed.py").write_text("import gcore_sim\n")
+    (tmp_path / "changed.py").write_bytes(b"import gcore_sim\r\n")
     (tmp_path / "kept.py").write_text("import gcore_torch\n")
     (tmp_path / "data.bin").write_bytes(b"gcore_sim\xff")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == [str(tmp_path / "changed.py")]
-    assert (tmp_path / "changed.py").read_text() == "import gcore_placement.sim\n"
+    (tmp_path / "a.py").write_bytes(b"import gcore_sim\xff")
+    (tmp_path / "left.py").write_text("\nimport gcore_tree\n")
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        str(tmp_path / "changed.py"),
+        f"{tmp_path / 'a.py'}: skipped, since it is not UTF-8",
+        f"{tmp_path / 'left.py'}:2: gcore-tree is gone; remove it",
+    ]
+    assert (tmp_path / "changed.py").read_bytes() == b"import gcore_placement.sim\r\n"
     assert (tmp_path / "kept.py").read_text() == "import gcore_torch\n"
+    assert (tmp_path / "a.py").read_bytes() == b"import gcore_sim\xff"
+
+
+@pytest.mark.parametrize("folder", [".venv", "node_modules", "build", "src/.tox"])
+def test_folders_of_others_are_skipped(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / folder / "lib" / "one.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import gcore_sim\n")
+    assert run(tmp_path).stdout == ""
+    assert run(file).stdout == f"{file}\n", "one that is named is rewritten"
+
+
+def test_wrong_arguments_are_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import gcore_sim\n")
+    done = run(tmp_path, "no/such/path")
+    assert (done.returncode, done.stderr) == (2, "There is no no/such/path.\n")
+    assert (tmp_path / "one.py").read_text() == "import gcore_sim\n", "nothing is begun"
+    done = run()
+    assert done.returncode == 2
+    assert done.stderr == "Give the files or folders that are to be rewritten.\n"
+
+
+def test_help_says_what_it_does() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert codemod.__doc__ in done.stdout
