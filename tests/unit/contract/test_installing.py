@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,47 @@ def test_a_wheel_is_taken_from_the_folder_in_which_the_cores_lay(
     command = f"{PYTHON} -m pip install --find-links {tmp_path} '{wheel}[math]'"
     assert install_command("gcore-rewards[math]", python=PYTHON) == command
     assert is_offered("gcore-rewards") and not is_offered("gcore-vllm")
+
+
+def test_what_an_extra_of_a_wheel_requires_comes_with_it(place: Any, tmp_path: Path) -> None:
+    """Also where the distribution itself is installed, from a wheel that pip is told of alone."""
+    core = {"url": f"file://{tmp_path}/gcore_core-0.3.0.whl", "archive_info": {}}
+    report = tmp_path / "gcore_report-0.3.0-py3-none-any.whl"
+    rewards = tmp_path / "gcore_rewards-0.3.0-py3-none-any.whl"
+    for wheel, requires in (
+        (report, ["gcore-core>=0.3"]),
+        (
+            rewards,
+            ["gcore-core>=0.3", "gcore-report>=0.3; extra == 'human'", "sympy; extra == 'math'"],
+        ),
+    ):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            name = wheel.name.partition("-")[0]
+            text = "".join(f"Requires-Dist: {line}\n" for line in requires)
+            archive.writestr(f"{name}-0.3.0.dist-info/METADATA", f"Name: {name}\n{text}")
+    direct = {"url": f"file://{rewards}", "archive_info": {}}
+    place(gcore_core=core, gcore_rewards=direct)
+    pip = f"{PYTHON} -m pip install"
+    of_report = f"--find-links {tmp_path} {report}"
+    human = install_command("gcore-rewards[human]", python=PYTHON)
+    assert human == f"{pip} {of_report} 'gcore-rewards[human] @ file://{rewards}'"
+    maths = install_command("gcore-rewards[math]", python=PYTHON)
+    assert maths == f"{pip} 'gcore-rewards[math] @ file://{rewards}'"
+    place(gcore_core=core, gcore_rewards=direct, gcore_report=None)
+    human = install_command("gcore-rewards[human]", python=PYTHON)
+    assert human == f"{pip} 'gcore-rewards[human] @ file://{rewards}'"
+
+
+def test_nothing_is_named_twice(place: Any, tmp_path: Path) -> None:
+    """Two that require the same, or one that two ways lead to."""
+    lay(tmp_path, "gcore-c")
+    lay(tmp_path, "gcore-b", requires=("gcore-c",))
+    lay(tmp_path, "gcore-a", requires=("gcore-b", "gcore-c"))
+    place(gcore_core={"url": f"file://{tmp_path}", "dir_info": {"editable": True}})
+    folders = [f"-e {tmp_path}/plugins/gcore-{name}" for name in "cba"]
+    command = f"{PYTHON} -m pip install {' '.join(folders)}"
+    for names in (["gcore-a"], ["gcore-b", "gcore-a", "gcore-c"]):
+        assert install_command(*names, python=PYTHON) == command
 
 
 @pytest.mark.parametrize("core", [{}, {"gcore_core": None}])
