@@ -26,5 +26,11 @@ def __getattr__(name: str) -> Any:
 
         return pluggy.HookimplMarker("gcore")
     if name in _CALLS:
-        raise AttributeError(f"gcore_core.{name} is gcore.{name} now: pip install gcore-tools")
+        from gcore_core.contract.installing import install_command
+
+        # No AttributeError: `from gcore_core import train` would drop its text.
+        raise ImportError(
+            f"gcore_core.{name} is gcore.{name} now: {install_command('gcore-tools')}",
+            name=__name__,
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

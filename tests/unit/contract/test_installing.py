@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gcore_core
 from gcore_core.config import catalog
 from gcore_core.contract import installing
 from gcore_core.contract.errors import PluginNotFound
@@ -159,6 +161,17 @@ def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> No
     with pytest.raises(PluginNotFound) as caught:
         catalog.Catalog([], "0.3.0", disabled=False).get("vllm", where="roles.rollout.use")
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
+
+
+@pytest.mark.parametrize("name", ["job", "load", "train"])
+def test_what_a_python_session_called_here_says_where_it_is(name: str) -> None:
+    """Both as an attribute and imported by its name; Python gives its own text for the latter."""
+    said = re.escape(f"gcore_core.{name} is gcore.{name} now: {install_command('gcore-tools')}")
+    with pytest.raises(ImportError, match=said):
+        getattr(gcore_core, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from gcore_core import {name}", {})
+    assert not hasattr(gcore_core, "trainn")
 
 
 def test_every_distribution_that_an_error_names_is_one_of_the_project() -> None:
