@@ -728,6 +728,7 @@ def _graft(tree: DictConfig, path: str, item: Provided, settings: Any) -> None:
             raise ConfigError(
                 f"{item.reference} has no settings, but {', '.join(map(str, settings))} is set.",
                 where=f"{path}.config",
+                todo=default_sentinel.setting_elsewhere(item.reference, settings),
             )
         return
     try:
