@@ -163,6 +163,15 @@ def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> No
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
 
 
+@pytest.mark.parametrize("name", ["testing", "tools"])
+def test_nothing_is_to_be_installed_that_is_installed(name: str) -> None:
+    """A distribution of that name is there, and has other plugins."""
+    with pytest.raises(PluginNotFound) as caught:
+        catalog.scan().get(name, where="roles.policy.use")
+    said = f"gcore-{name} is installed and brings none; list: g-core plugins"
+    assert caught.value.todo == said
+
+
 @pytest.mark.parametrize("name", ["job", "load", "train"])
 def test_what_a_python_session_called_here_says_where_it_is(name: str) -> None:
     """Both as an attribute and imported by its name; Python gives its own text for the latter."""
