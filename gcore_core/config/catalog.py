@@ -21,7 +21,7 @@ from functools import cached_property
 from importlib.metadata import Distribution, distributions
 
 from gcore_core import __version__
-from gcore_core.config.homes import GONE, home_of, uninstall_command
+from gcore_core.config.homes import GONE, NO_PLUGINS, home_of, uninstall_command
 from gcore_core.contract.errors import (
     ConfigError,
     PluginClash,
@@ -179,8 +179,9 @@ class Catalog:
         """
         wanted = home_of(name)
         distribution = wanted.partition("[")[0]
-        if any(row.plugin.distribution == distribution for row in self._rows):
-            return f"{distribution} is installed and brings none; list: g-core plugins"
+        here = any(row.plugin.distribution == distribution for row in self._rows)
+        if here or name in NO_PLUGINS:
+            return f"{distribution} brings no such plugin; list: g-core plugins"
         if is_offered(distribution):
             return f"to add it: {install_command(wanted)}"
         return "list: g-core plugins"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 import gcore_core
 from gcore_core.config import catalog
+from gcore_core.config.homes import NO_PLUGINS
 from gcore_core.contract import installing
 from gcore_core.contract.errors import PluginNotFound
 from gcore_core.contract.installing import install_command, install_words, is_offered
@@ -163,13 +165,26 @@ def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> No
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
 
 
-@pytest.mark.parametrize("name", ["testing", "tools"])
-def test_nothing_is_to_be_installed_that_is_installed(name: str) -> None:
-    """A distribution of that name is there, and has other plugins."""
+@pytest.mark.parametrize("name", NO_PLUGINS)
+def test_nothing_is_to_be_installed_that_brings_no_such_plugin(name: str) -> None:
+    """A distribution of that name is of the project, and has other plugins or none."""
+    text = (ROOT / f"plugins/gcore-{name}/pyproject.toml").read_text(encoding="utf-8")
+    plugins = tomllib.loads(text)["project"].get("entry-points", {}).get("gcore", {})
+    assert name not in plugins
+    for installed in (catalog.scan(), catalog.scan([])):
+        with pytest.raises(PluginNotFound) as caught:
+            installed.get(name, where="roles.policy.use")
+        said = f"gcore-{name} brings no such plugin; list: g-core plugins"
+        assert caught.value.todo == said
+
+
+def test_nothing_is_to_be_installed_that_is_installed() -> None:
+    """Such as one whose metadata is of a time before it had the plugin."""
+    old = catalog.Installed(name="diff", distribution="gcore-report", version="0.3.0", module="m")
+    rows = [catalog._Found(plugin=old, requires=None, clashes=())]
     with pytest.raises(PluginNotFound) as caught:
-        catalog.scan().get(name, where="roles.policy.use")
-    said = f"gcore-{name} is installed and brings none; list: g-core plugins"
-    assert caught.value.todo == said
+        catalog.Catalog(rows, "0.3.0", disabled=False).get("trace", where="plugins")
+    assert caught.value.todo == "gcore-report brings no such plugin; list: g-core plugins"
 
 
 @pytest.mark.parametrize("name", ["job", "load", "train"])
