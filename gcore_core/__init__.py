@@ -26,11 +26,10 @@ def __getattr__(name: str) -> Any:
 
         return pluggy.HookimplMarker("gcore")
     if name in _CALLS:
-        from gcore_core.contract.installing import install_command
-
         # No AttributeError: `from gcore_core import train` would drop its text.
         raise ImportError(
-            f"gcore_core.{name} is gcore.{name} now: {install_command('gcore-tools')}",
+            f"gcore_core.{name} is gcore.{name} now, of gcore-tools; where that is not installed, "
+            "`g-core doctor` says how to install it",
             name=__name__,
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
