@@ -310,9 +310,12 @@ def check_version(run_dir: Path, checkpoint: Path, core: str) -> None:
         return
     of_step, way = "", "begin a new run from its weights"
     if not (run_dir / WEIGHTS).is_dir():
-        # A trainer writes them, and this one reads neither that job nor that state.
+        # A trainer writes them, and the job may have keys that this version does not know.
         of_step = f" --step {int(checkpoint.name.rpartition('-')[2])}"
-        way = f"go on with gcore-core {core}, or begin a new run from the weights that it exports"
+        way = (
+            f"go on with gcore-core {core}, or begin a new run from its weights; where this "
+            f"version refuses to export them, {core} does"
+        )
     own = ".".join(_minor(__version__))
     export = f"g-core export {shlex.quote(str(run_dir))}{of_step} --to DIRECTORY"
     raise CheckpointError(
