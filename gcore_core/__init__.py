@@ -26,5 +26,10 @@ def __getattr__(name: str) -> Any:
 
         return pluggy.HookimplMarker("gcore")
     if name in _CALLS:
-        raise AttributeError(f"gcore_core.{name} is gcore.{name} now: pip install gcore-tools")
+        # No AttributeError: `from gcore_core import train` would drop its text.
+        raise ImportError(
+            f"gcore_core.{name} is gcore.{name} now, of gcore-tools; where that is not installed, "
+            "`g-core doctor` says how to install it",
+            name=__name__,
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

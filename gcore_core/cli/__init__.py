@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -175,6 +175,7 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
     installed = catalog.scan()
     if name not in installed.names():
         _refuse_missing_command(name)
+        _refuse_missing_plugin(name, {plugin.distribution for plugin in installed.plugins})
         known = [command for commands in COMMANDS_OF.values() for command in commands]
         choices = [*VERBS, *known, *installed.names()]
         suggestion = did_you_mean(name, choices)
@@ -219,6 +220,24 @@ def _refuse_missing_command(name: str) -> None:
                 f"g-core {name} comes with {distribution}, which is not installed.",
                 todo=install_command(home_of(name)),
             )
+
+
+def _refuse_missing_plugin(name: str, here: Collection[str]) -> None:
+    """Raises PluginNotFound for a plugin of this project whose distribution is not here.
+
+    here: the distributions that bring plugins.
+    """
+    from gcore_core.config.homes import NO_PLUGINS, home_of
+    from gcore_core.contract.errors import PluginNotFound
+    from gcore_core.contract.installing import install_command, is_offered
+
+    home = home_of(name)
+    distribution = home.partition("[")[0]
+    if name not in NO_PLUGINS and distribution not in here and is_offered(distribution):
+        raise PluginNotFound(
+            f"plugin {name!r} comes with {distribution}, which is not installed.",
+            todo=install_command(home),
+        )
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

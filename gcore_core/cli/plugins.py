@@ -46,7 +46,9 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = ["list", "show", "check"]
-    parser.add_argument("action", nargs="?", choices=actions, default="list", help="default: list")
+    parser.add_argument(
+        "action", nargs="?", type=_action, choices=actions, default="list", help="default: list"
+    )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="a plugin, or a project's own file (mine.py)"
     )
@@ -57,6 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the interpreter that is meant; default: this one",
     )
     parser.epilog = _EPILOG
+
+
+def _action(word: str) -> str:
+    """Returns the word; ``new`` is a verb by itself, where one may well look for it here."""
+    if word == "new":
+        raise argparse.ArgumentTypeError("to begin a plugin: g-core new")
+    return word
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from functools import cached_property
 from importlib.metadata import Distribution, distributions
 
 from gcore_core import __version__
-from gcore_core.config.homes import GONE, home_of, uninstall_command
+from gcore_core.config.homes import GONE, NO_PLUGINS, home_of, uninstall_command
 from gcore_core.contract.errors import (
     ConfigError,
     PluginClash,
@@ -140,7 +140,7 @@ class Catalog:
                 f"no plugin named {name!r} is installed.",
                 where=where,
                 why=f"installed: {', '.join(self.names())}{did_you_mean(name, self.names())}",
-                todo=_ways_to_add(name),
+                todo=self._ways_to_add(name),
                 choices=self.names(),
             )
         plugin = rows[0]
@@ -171,6 +171,20 @@ class Catalog:
             )
         _check_pin(plugin, where, pin)
         return plugin
+
+    def _ways_to_add(self, name: str) -> str:
+        """Returns how to install the plugin of a name, where the core was installed from has it.
+
+        What is installed already would bring it no more the next time.
+        """
+        wanted = home_of(name)
+        distribution = wanted.partition("[")[0]
+        here = any(row.plugin.distribution == distribution for row in self._rows)
+        if here or name in NO_PLUGINS:
+            return f"{distribution} brings no such plugin; list: g-core plugins"
+        if is_offered(distribution):
+            return f"to add it: {install_command(wanted)}"
+        return "list: g-core plugins"
 
     def _with_state(self, row: _Found) -> Installed:
         """Returns the plugin with its state: disabled, else a clash, else what its versions say."""
@@ -339,13 +353,6 @@ def _check_pin(plugin: Installed, where: str, pin: str) -> None:
             where=where,
             todo=f"install {plugin.distribution}{pin}, or change the pin",
         )
-
-
-def _ways_to_add(name: str) -> str:
-    """Returns how to install the plugin of a name, where the core was installed from has it."""
-    wanted = home_of(name)
-    command = install_command(wanted) if is_offered(wanted.partition("[")[0]) else ""
-    return f"to add it: {command}" if command else "list: g-core plugins"
 
 
 def _normal(name: str) -> str:

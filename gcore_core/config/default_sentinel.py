@@ -9,17 +9,34 @@ A choice of gcore-sentinel's is told in a note, so that an installation changes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core.config.catalog import Catalog
 from gcore_core.config.default_balancer import Choice
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.installing import find_installed, install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
 
 SEQUENTIAL = "sentinel"
 SEARCHING_BAND = "sentinel/band"
 BAND = "core/band"
+
+#: A setting of it that ``core/band`` lacks.
+CANARIES = "canaries"
+
+
+def setting_elsewhere(reference: str, settings: Iterable[str]) -> str:
+    """Returns who has a setting that was given to ``core/band``; "": it is no such setting.
+
+    reference: the provider that it was given to.
+    """
+    if reference != BAND or CANARIES not in settings:
+        return ""
+    name = f"gcore-{SEQUENTIAL}"
+    if find_installed(name):
+        return f"set sentinel.use={SEARCHING_BAND}, which has {CANARIES}"
+    return f"{SEARCHING_BAND} of {name} has {CANARIES}: {install_command(name)}"
 
 
 def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:

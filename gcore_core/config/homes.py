@@ -36,6 +36,8 @@ HOMES = {
     "venv": "gcore-tools",
     "watch": "gcore-report",
 }
+#: What follows ``gcore-`` in distributions that bring no plugin of their own name.
+NO_PLUGINS = ("language", "testing", "tools")
 #: Distributions of 0.2 that 0.3 no longer has. One that is still installed provides a plugin twice.
 GONE = (
     "gcore-balance",

@@ -457,14 +457,15 @@ def _explained(
     where = str(error.full_key or source.file)
     first = f"{str(error).splitlines()[0].rstrip('.')}."
     why = [source.origins[where]] if where in source.origins else []
-    # Keys that are gone, and values as KEY=VALUE -> what to do in their place.
+    # Keys that are gone, and values as KEY=VALUE -> what to do in their place, or what says it.
     gone = getattr(error.object_type, "GONE_KEYS", {})
     if str(error.key) in gone:
+        todo = gone[str(error.key)]
         return ConfigError(
             "there is no such key any more.",
             where=where,
             why="\n".join(why),
-            todo=gone[str(error.key)],
+            todo=todo() if callable(todo) else todo,
         )
     owner = next(
         (item for path, item in provided.items() if where.startswith(f"{path}.config")), None
@@ -727,6 +728,7 @@ def _graft(tree: DictConfig, path: str, item: Provided, settings: Any) -> None:
             raise ConfigError(
                 f"{item.reference} has no settings, but {', '.join(map(str, settings))} is set.",
                 where=f"{path}.config",
+                todo=default_sentinel.setting_elsewhere(item.reference, settings),
             )
         return
     try:

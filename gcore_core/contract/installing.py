@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 _CORE = "gcore-core"
 _OURS = "gcore-"
 _REQUIREMENT = re.compile(r"(?P<name>[^\[=<>!~; ]+)(\[(?P<extras>[^\]]*)\])?")
+_EXTRA = re.compile(r"""extra\s*==\s*["'](?P<name>[^"']*)["']""")
 #: Stands for the folder of wheels where nobody knows it.
 _WHEELS = "WHEELS"
 
@@ -31,7 +32,8 @@ def install_command(*requirements: str, python: str = sys.executable) -> str:
         version is left out where there is only one.
     python: path of the interpreter.
     """
-    words = [word for requirement in requirements for word in _words(requirement)]
+    arguments = [group for requirement in requirements for group in _arguments(requirement)]
+    words = [word for group in dict.fromkeys(arguments) for word in group]
     return shlex.join([python, "-m", "pip", "install", *words])
 
 
@@ -70,35 +72,63 @@ def is_offered(name: str) -> bool:
     return place is not None and _file(name, place) is not None
 
 
-def _words(requirement: str) -> Iterator[str]:
-    """Yields pip's arguments for a requirement, and for what it needs that pip would not find."""
+def _arguments(requirement: str) -> Iterator[tuple[str, ...]]:
+    """Yields pip's arguments for what a requirement needs that pip would not find, and for itself.
+
+    Each comes as the words of one option, or of one distribution.
+    """
     found = _REQUIREMENT.match(requirement)
     assert found, requirement
     extras = found["extras"].split(",") if found["extras"] else ()
     for name in _missing(found["name"], extras):
-        yield from install_words(name)
+        yield from _split(install_words(name))
     words = install_words(found["name"], extras, requirement[found.end() :])
     if words == (requirement,) and requirement.startswith(_OURS) and _source() is None:
-        yield from ("--find-links", _WHEELS)
-    yield from words
+        yield "--find-links", _WHEELS
+    yield from _split(words)
+
+
+def _split(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yields the place where pip is to look, where words of ``install_words`` name one, apart."""
+    if words[0] == "--find-links":
+        yield words[:2]
+        words = words[2:]
+    yield words
 
 
 def _missing(name: str, extras: Sequence[str] = ()) -> Iterator[str]:
-    """Yields what a project of the checkout requires of the others and is not installed here.
+    """Yields what a distribution of this project requires of the others and is not installed here.
 
-    extras: of the project; what they require counts.
+    extras: of the distribution; what they require counts.
     """
     place = _source()
     file = _file(name, place) if place else None
-    if file is None or not file.is_dir():
+    if file is None:
         return
-    project = tomllib.loads((file / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    optional = project.get("optional-dependencies", {})
-    for line in [*project["dependencies"], *(line for e in extras for line in optional.get(e, ()))]:
+    lines = _of_project(file, extras) if file.is_dir() else _of_wheel(file, extras)
+    for line in lines:
         found = _REQUIREMENT.match(line)
         if found and found["name"].startswith(_OURS) and not find_installed(found["name"]):
             yield from _missing(found["name"])
             yield found["name"]
+
+
+def _of_project(folder: Path, extras: Sequence[str]) -> list[str]:
+    """Returns the requirements of a project of the checkout, with those of some extras."""
+    text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    optional = project.get("optional-dependencies", {})
+    return [*project["dependencies"], *(line for e in extras for line in optional.get(e, ()))]
+
+
+def _of_wheel(wheel: Path, extras: Sequence[str]) -> list[str]:
+    """Returns the requirements of a wheel, with those of some extras."""
+    lines = [
+        line
+        for inside in Distribution.discover(path=[str(wheel)])
+        for line in inside.requires or ()
+    ]
+    return [line for line in lines if not (extra := _EXTRA.search(line)) or extra["name"] in extras]
 
 
 def _source() -> Path | None:

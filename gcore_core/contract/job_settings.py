@@ -14,10 +14,12 @@ merges nothing into a frozen one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gcore_core.contract.errors import did_you_mean
+from gcore_core.contract.installing import install_command
 
 #: The role that learns, and the one that samples from it.
 POLICY = "policy"
@@ -256,9 +258,11 @@ class Balance(Choice):
 class Sentinel(Choice):
     """Watches whether generators compute what the trainer computes."""
 
-    GONE_KEYS: ClassVar[dict[str, str]] = {
-        "canaries": "set sentinel.config.canaries, a key of gcore-sentinel's sentinel and "
-        "sentinel/band (pip install gcore-sentinel)"
+    GONE_KEYS: ClassVar[dict[str, Callable[[], str]]] = {
+        "canaries": lambda: (
+            "set sentinel.config.canaries, a key of gcore-sentinel's sentinel and "
+            f"sentinel/band: {install_command('gcore-sentinel')}"
+        )
     }
 
     use: str = AUTO

@@ -34,9 +34,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import quote, unquote
 
+from gcore_core.contract.installing import install_command, is_offered
+
 #: Makes this module a package, whose parts ``_Finder`` finds.
 __path__: list[str] = []
 _PREFIX = f"{__name__}."
+#: Package of this project -> its distribution, where that has another name.
+_HOMES = {"gcore": "gcore-tools"}
 
 
 def import_file(path: Path) -> ModuleType:
@@ -95,6 +99,8 @@ def advice(file: Path, error: BaseException) -> str:
             return ""
         if _found(top, [str(file.resolve().parent)]):
             return f"{top} lies beside it: write `import {top}` or `from {top} import ...`"
+        if is_offered(home := _HOMES.get(top) or top.replace("_", "-")):
+            return f"it comes with {home}: {install_command(home)}"
         return f"put {top}.py beside {file.name}, or install it for {sys.executable}"
     if isinstance(error, ImportError) and "beyond top-level package" in str(error):
         return f"a file imports what lies in its folder and below: that is {file.resolve().parent}"

@@ -29,7 +29,7 @@ from gcore_core.run.machine_changes import MachinesChange
 from gcore_core.run.machines_left import place_run, say_changes
 from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.observers import chosen_observers
-from gcore_core.run.preflight import changed_settings, check_same
+from gcore_core.run.preflight import changed_settings, check_same, check_version
 from gcore_core.run.restart_supervisor import GuardLink, Lost
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
@@ -122,9 +122,11 @@ def begins_from(directory: Path, plan: Plan, rows: int, note: Callable[[str], No
 
     rows: how many the dataset of the job has now.
     note: is told which newer checkpoints are damaged, and which settings differ.
-    Raises CheckpointError where there is none, and ConfigError where it would be another run.
+    Raises CheckpointError where there is none or another minor version of the core saved it, and
+    ConfigError where it would be another run.
     """
     resumed = newest(directory)
+    check_version(directory, Path(resumed.path), resumed.core)
     check_same(resumed, plan, rows)
     for text in resumed.notes:
         note(text)

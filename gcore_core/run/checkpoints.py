@@ -283,6 +283,18 @@ class Checkpoints:
         names = {file.removesuffix(_REPLACED) for file in files}
         return sorted(int(match[1]) for name in names if (match := NAME.fullmatch(name)))
 
+    def newest_saved(self) -> tuple[Path, str] | None:
+        """Returns the newest checkpoint that looks whole, and the version of the core in its lock.
+
+        No part is read. None where there is none; the version is "" where it is not known.
+        """
+        for step in reversed(self.steps()):
+            path = self.directory / name_of(step)
+            manifest, problems = inspect(path, hashes=False)
+            if manifest is not None and not problems:
+                return path, manifest.lock.get("gcore-core", "")
+        return None
+
     def verify(self, step: int) -> list[str]:
         """Returns every problem of a checkpoint; none when it is whole. All of it is read."""
         _, problems = inspect(self.directory / name_of(step))

@@ -6,6 +6,7 @@ check_files: whether the files, data and models that it names are there and in o
     it, too.
 check_pushes: whether weights reach every generator.
 check_estimates: what plugins expect of the start, such as whether it fits into memory.
+check_version: whether this version goes on from a checkpoint.
 check_same, check_same_files: whether a resumed run is still the same run.
 changed_settings: what else of it is set in another way.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ from gcore_core.config.yaml_source import flat
 from gcore_core.contract.abilities import compares_samples, pushes_nearby, samples_alike
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import (
+    CheckpointError,
     ConfigError,
     ContractError,
     GcoreError,
@@ -38,6 +41,7 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
+from gcore_core.contract.run_files import WEIGHTS
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
@@ -297,17 +301,35 @@ def _check_model(role: str, model: Mapping[str, Any]) -> None:
         raise
 
 
+def check_version(run_dir: Path, checkpoint: Path, core: str) -> None:
+    """Raises CheckpointError where another minor version of the core saved a checkpoint.
+
+    core: the version that saved it; "": unknown, which is taken for this one.
+    """
+    if not core or _minor(core) == _minor(__version__):
+        return
+    of_step, way = "", "begin a new run from its weights"
+    if not (run_dir / WEIGHTS).is_dir():
+        # A trainer writes them, and the job may have keys that this version does not know.
+        of_step = f" --step {int(checkpoint.name.rpartition('-')[2])}"
+        way = (
+            f"go on with gcore-core {core}, or begin a new run from its weights; where this "
+            f"version refuses to export them, {core} does"
+        )
+    own = ".".join(_minor(__version__))
+    export = f"g-core export {shlex.quote(str(run_dir))}{of_step} --to DIRECTORY"
+    raise CheckpointError(
+        f"gcore-core {core} saved it, and {__version__} goes on from checkpoints of {own} alone.",
+        where=str(checkpoint),
+        todo=f"{way}: {export}",
+    )
+
+
 def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
     """Raises ConfigError, saying what differs, where the run would go on as another one.
 
     rows: how many the dataset of the job has now.
     """
-    if resumed.core and _minor(resumed.core) != _minor(__version__):
-        raise ConfigError(
-            f"gcore-core {resumed.core} saved it, and {__version__} goes on from its own alone.",
-            where=resumed.path,
-            todo="begin a new run from its weights: g-core export RUN --to DIRECTORY",
-        )
     differences = [
         f"{key}: {saved!r} was saved, {value!r} is asked for"
         for key, saved, value in _differences(resumed, plan, fixed=True)

@@ -37,6 +37,7 @@ from gcore_core.run.preflight import (
     check_parts,
     check_pushes,
     check_same_files,
+    check_version,
 )
 from gcore_core.run.restart_supervisor import Begun, GuardLink, Start, guarded
 from gcore_core.run.signals import Signals
@@ -63,8 +64,7 @@ def prepare(
     resume = start.resume
     by_itself = start.restarts is not None
     if resume is not None:
-        until_end.enter_context(hold_run(resume, _ENDS_S))
-        _end_what_is_left(resume)
+        _take_up(resume, until_end)
     plan = load_plan(start.file, start.overrides)
     checks.interpreters(plan.settings, plan.provided, plan.source)
     display = display_of(plan.settings.run.steps)
@@ -115,6 +115,18 @@ def prepare(
         files=files,
     )
     return job, display
+
+
+def _take_up(run_dir: Path, until_end: contextlib.ExitStack) -> None:
+    """Makes this process the only one that supervises a run that goes on.
+
+    Raises CheckpointError for a run of another version, before its job is read: that may have keys
+    which this version does not know.
+    """
+    until_end.enter_context(hold_run(run_dir, _ENDS_S))
+    _end_what_is_left(run_dir)
+    if saved := Checkpoints(run_dir).newest_saved():
+        check_version(run_dir, *saved)
 
 
 def _new_directory(plan: Plan, until_end: contextlib.ExitStack) -> Path:

@@ -260,6 +260,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "roles.rollout.config.max_new_tokens=many"
         ),
         "settings where there are none": lambda w: w.load("filter.config.x=1"),
+        "setting that another provider has": lambda w: w.load(
+            "sentinel.use=core/band", "sentinel.config.canaries=1"
+        ),
         "override without a value": lambda w: w.load("run.steps"),
         "something is missing": lambda w: w.load(text="run: {steps: 3}\n"),
         "a value out of range": lambda w: w.load("run.steps=0"),
@@ -287,6 +290,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
     },
     "Plugins": {
         "not installed": lambda w: w.load("roles.rollout.use=fkae"),
+        "name of a distribution without such a plugin": lambda w: w.load(
+            "roles.policy.use=testing"
+        ),
         "deleted": lambda w: catalog.scan([str(w.directory)]).get("tree", where="sampling.use"),
         "disabled": lambda w: disabled(w),
         "two plugins of one name": lambda w: (
@@ -354,6 +360,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         ),
         "observer that raises each step": lambda w: observer(w),
         "neither verb nor plugin": lambda w: w.command("rnu"),
+        "plugin without commands that is not installed": lambda w: cli._refuse_missing_plugin(
+            "trackers", ()
+        ),
         "no such command of a plugin": lambda w: w.command("fake", "greet"),
         "no such template": lambda w: w.command("new", "mine", "--kind", "balncer"),
     },
@@ -461,6 +470,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Checkpoints": {
         "no checkpoints": lambda w: w.command("checkpoint", "verify", str(w.directory)),
         "no whole checkpoint": lambda w: damaged(w).open(),
+        "checkpoint of another version": lambda w: saved_by_another(w),
         "damaged checkpoint": lambda w: damaged(w).open(10),
         "full disk": lambda w: without_room(w),
     },
@@ -622,6 +632,15 @@ def refuse_files(world: World, mode: str) -> None:
 def refuse_directory(world: World) -> None:
     what = "it cannot be made: Permission denied"
     raise no_directory("node1", world.directory / "runs/job/001", what)
+
+
+def saved_by_another(world: World) -> None:
+    """A run that 0.2 saved, and whose job has a key that is gone, is to go on."""
+    checkpoints = Checkpoints(world.directory)
+    (checkpoints.begin(10) / "state.json").write_text("{}")
+    checkpoints.commit(10, CheckpointFacts(run="job", lock={"gcore-core": "0.2.0"}))
+    (world.directory / "config.yaml").write_text(JOB + "sentinel: {canaries: 3}\n")
+    world.command("resume", str(world.directory))
 
 
 def damaged(world: World) -> Checkpoints:

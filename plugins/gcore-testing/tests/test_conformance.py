@@ -4,6 +4,7 @@ the page.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from gcore_testing.installed import InstalledPlugins
 
 from gcore_core.cli import main
 from gcore_core.contract.errors import ContractError
+from gcore_core.contract.installing import install_command
 
 ROOT = Path(__file__).parents[3]
 
@@ -220,6 +222,20 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
     assert [(row["capability"], row["outcome"], row["tolerance"]) for row in own] == [
         ("mine:oil", "pass", 0.5),
         ("mine:chalk", "not claimed", 0.5),
+    ]
+
+
+def test_without_pytest_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "pytest" else find(name)
+    )
+    assert main(["conformance", "core"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "g-core conformance: contracts are run by pytest, which is not installed.",
+        f"  {install_command('pytest>=9')}",
     ]
 
 

@@ -14,6 +14,7 @@ from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import cli
 from gcore_core.config import catalog
+from gcore_core.contract.installing import install_command
 
 REPOSITORY = Path(__file__).parents[3]
 HEAVY = {"msgspec", "numpy", "omegaconf", "packaging", "pluggy", "rich", "torch"}
@@ -273,6 +274,24 @@ def test_a_command_whose_distribution_is_not_installed_says_what_to_install(
     facts, todo = capsys.readouterr().err.splitlines()
     assert facts == f"g-core {command} comes with {distribution}, which is not installed."
     assert "pip install" in todo and distribution in todo
+
+
+@pytest.mark.parametrize(
+    ("plugin", "distribution"),
+    [("trackers", "gcore-report"), ("teacher", "gcore-algorithms"), ("vllm", "gcore-vllm")],
+)
+def test_a_plugin_without_commands_that_is_not_installed_says_what_to_install(
+    plugin: str,
+    distribution: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing = catalog.scan([])
+    monkeypatch.setattr(catalog, "scan", lambda: nothing)
+    assert cli.main([plugin]) == 3
+    facts, todo = capsys.readouterr().err.splitlines()
+    assert facts == f"plugin {plugin!r} comes with {distribution}, which is not installed."
+    assert todo.strip() == install_command(distribution)
 
 
 @pytest.mark.parametrize("distribution", cli.COMMANDS_OF)

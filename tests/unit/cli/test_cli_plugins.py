@@ -324,3 +324,7 @@ def test_a_missing_name_and_an_unknown_action_are_refused(
     with pytest.raises(SystemExit) as caught:
         cli.main(["plugins", "shwo", "core"])
     assert caught.value.code == 2 and "invalid choice: 'shwo'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["plugins", "new", "foo"])
+    assert caught.value.code == 2
+    assert "argument action: to begin a plugin: g-core new" in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_a_requirement_that_does_not_admit_this_core_is_incompatible(
         "gcore-core>=0.3,<0.4",
         "gcore-core ~=0.3.0",
         "gcore-core[tls]>=0.3",
-        "gcore-core==0.2.*",
+        "gcore-core==0.3.*",
     ],
 )
 def test_a_requirement_that_admits_this_core_is_ok(

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.config import catalog, checks
+from gcore_core.config import catalog, checks, default_sentinel
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.installing import install_command
 
 Job = Callable[..., Path]
 NAMED = "balance.use=core/in-order"  # so that nothing else is told
@@ -62,7 +63,24 @@ def test_the_key_that_moved_says_where_it_is(job: Job) -> None:
         load_plan(job(), ["sentinel.canaries=3"])
     assert raised.value.where == "sentinel.canaries"
     assert "set sentinel.config.canaries" in raised.value.todo
-    assert "pip install gcore-sentinel" in raised.value.todo
+    assert raised.value.todo.endswith(f": {install_command('gcore-sentinel')}")
+
+
+def test_a_setting_that_the_core_lacks_says_who_has_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["sentinel.use=core/band", "sentinel.config.canaries=1"]
+    with pytest.raises(ConfigError, match="core/band has no settings") as raised:
+        load_plan(job(), settings)
+    assert raised.value.todo == "set sentinel.use=sentinel/band, which has canaries"
+    monkeypatch.setattr(default_sentinel, "find_installed", lambda name: None)
+    with pytest.raises(ConfigError, match="core/band has no settings") as raised:
+        load_plan(job(), settings[1:], installed=WithoutSentinel())
+    command = install_command("gcore-sentinel")
+    assert raised.value.todo == f"sentinel/band of gcore-sentinel has canaries: {command}"
+    with pytest.raises(ConfigError, match="core/band has no settings") as raised:
+        load_plan(job(), ["sentinel.use=core/band", "sentinel.config.x=1"])
+    assert raised.value.todo == ""
 
 
 def test_fewer_canaries_than_none_are_refused(job: Job) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import gcore_core
+from gcore_core import cli
 from gcore_core.config import catalog
+from gcore_core.config.homes import NO_PLUGINS
 from gcore_core.contract import installing
 from gcore_core.contract.errors import PluginNotFound
 from gcore_core.contract.installing import install_command, install_words, is_offered
@@ -87,6 +92,47 @@ def test_a_wheel_is_taken_from_the_folder_in_which_the_cores_lay(
     assert is_offered("gcore-rewards") and not is_offered("gcore-vllm")
 
 
+def test_what_an_extra_of_a_wheel_requires_comes_with_it(place: Any, tmp_path: Path) -> None:
+    """Also where the distribution itself is installed, from a wheel that pip is told of alone."""
+    core = {"url": f"file://{tmp_path}/gcore_core-0.3.0.whl", "archive_info": {}}
+    report = tmp_path / "gcore_report-0.3.0-py3-none-any.whl"
+    rewards = tmp_path / "gcore_rewards-0.3.0-py3-none-any.whl"
+    for wheel, requires in (
+        (report, ["gcore-core>=0.3"]),
+        (
+            rewards,
+            ["gcore-core>=0.3", "gcore-report>=0.3; extra == 'human'", "sympy; extra == 'math'"],
+        ),
+    ):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            name = wheel.name.partition("-")[0]
+            text = "".join(f"Requires-Dist: {line}\n" for line in requires)
+            archive.writestr(f"{name}-0.3.0.dist-info/METADATA", f"Name: {name}\n{text}")
+    direct = {"url": f"file://{rewards}", "archive_info": {}}
+    place(gcore_core=core, gcore_rewards=direct)
+    pip = f"{PYTHON} -m pip install"
+    of_report = f"--find-links {tmp_path} {report}"
+    human = install_command("gcore-rewards[human]", python=PYTHON)
+    assert human == f"{pip} {of_report} 'gcore-rewards[human] @ file://{rewards}'"
+    maths = install_command("gcore-rewards[math]", python=PYTHON)
+    assert maths == f"{pip} 'gcore-rewards[math] @ file://{rewards}'"
+    place(gcore_core=core, gcore_rewards=direct, gcore_report=None)
+    human = install_command("gcore-rewards[human]", python=PYTHON)
+    assert human == f"{pip} 'gcore-rewards[human] @ file://{rewards}'"
+
+
+def test_nothing_is_named_twice(place: Any, tmp_path: Path) -> None:
+    """Two that require the same, or one that two ways lead to."""
+    lay(tmp_path, "gcore-c")
+    lay(tmp_path, "gcore-b", requires=("gcore-c",))
+    lay(tmp_path, "gcore-a", requires=("gcore-b", "gcore-c"))
+    place(gcore_core={"url": f"file://{tmp_path}", "dir_info": {"editable": True}})
+    folders = [f"-e {tmp_path}/plugins/gcore-{name}" for name in "cba"]
+    command = f"{PYTHON} -m pip install {' '.join(folders)}"
+    for names in (["gcore-a"], ["gcore-b", "gcore-a", "gcore-c"]):
+        assert install_command(*names, python=PYTHON) == command
+
+
 @pytest.mark.parametrize("core", [{}, {"gcore_core": None}])
 def test_a_core_that_was_installed_by_its_name_leaves_the_folder_to_the_reader(
     place: Any, core: Any
@@ -117,6 +163,40 @@ def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> No
     with pytest.raises(PluginNotFound) as caught:
         catalog.Catalog([], "0.3.0", disabled=False).get("vllm", where="roles.rollout.use")
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
+
+
+@pytest.mark.parametrize("name", NO_PLUGINS)
+def test_nothing_is_to_be_installed_that_brings_no_such_plugin(name: str) -> None:
+    """A distribution of that name is of the project, and has other plugins or none."""
+    text = (ROOT / f"plugins/gcore-{name}/pyproject.toml").read_text(encoding="utf-8")
+    plugins = tomllib.loads(text)["project"].get("entry-points", {}).get("gcore", {})
+    assert name not in plugins
+    for installed in (catalog.scan(), catalog.scan([])):
+        with pytest.raises(PluginNotFound) as caught:
+            installed.get(name, where="roles.policy.use")
+        said = f"gcore-{name} brings no such plugin; list: g-core plugins"
+        assert caught.value.todo == said
+
+
+def test_nothing_is_to_be_installed_that_is_installed() -> None:
+    """Such as one whose metadata is of a time before it had the plugin."""
+    old = catalog.Installed(name="diff", distribution="gcore-report", version="0.3.0", module="m")
+    rows = [catalog._Found(plugin=old, requires=None, clashes=())]
+    with pytest.raises(PluginNotFound) as caught:
+        catalog.Catalog(rows, "0.3.0", disabled=False).get("trace", where="plugins")
+    assert caught.value.todo == "gcore-report brings no such plugin; list: g-core plugins"
+
+
+@pytest.mark.parametrize("name", ["job", "load", "train"])
+def test_what_a_python_session_called_here_says_where_it_is(name: str) -> None:
+    """Both as an attribute and imported by its name; Python gives its own text for the latter."""
+    said = f"gcore_core.{name} is gcore.{name} now, .* `g-core doctor` says how to install it"
+    assert "doctor" in cli.COMMANDS_OF["gcore-tools"]
+    with pytest.raises(ImportError, match=said):
+        getattr(gcore_core, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from gcore_core import {name}", {})
+    assert not hasattr(gcore_core, "trainn")
 
 
 def test_every_distribution_that_an_error_names_is_one_of_the_project() -> None:

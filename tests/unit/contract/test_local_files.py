@@ -15,7 +15,8 @@ import pytest
 from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.factories import import_attribute, reference_to
-from gcore_core.contract.local_files import files_beside, import_file
+from gcore_core.contract.installing import install_command
+from gcore_core.contract.local_files import advice, files_beside, import_file
 
 
 def write(folder: Path, files: Mapping[str, str]) -> Path:
@@ -248,6 +249,17 @@ def test_what_does_not_import_is_told_with_its_line_and_what_to_do(
         load_function(file, "score")
     assert said in str(caught.value)
     assert advice in caught.value.todo and bool(advice) == bool(caught.value.todo)
+
+
+@pytest.mark.parametrize(
+    ("module", "home"), [("gcore_testing", "gcore-testing"), ("gcore", "gcore-tools")]
+)
+def test_a_package_of_the_project_is_to_be_installed_and_not_put_beside(
+    module: str, home: str, tmp_path: Path
+) -> None:
+    missing = ModuleNotFoundError(f"No module named {module!r}", name=module)
+    said = advice(tmp_path / "stand_ins.py", missing)
+    assert said == f"it comes with {home}: {install_command(home)}"
 
 
 # -- what travels with a file ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import WorkerDied, WorkerError
+from gcore_core.contract.site_files import OneDisk
 from gcore_core.run import attempts
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.jobs import Job
@@ -160,7 +161,7 @@ class Launcher:
     async def site(self, where: Any, supervisor: Any, logs: Path) -> AsyncIterator[Any]:
         error: BaseException | None = None
         try:
-            yield SimpleNamespace(nodes={})
+            yield SimpleNamespace(nodes={}, files=OneDisk())
         except BaseException as caught:
             error = caught
             raise
@@ -193,7 +194,7 @@ class Attempt:
     def _service(self) -> None:
         return None
 
-    async def _attempt(self, site: Any, homecoming: Any) -> None:
+    async def _attempt(self, site: Any) -> None:
         if self._error is not None:
             raise self._error
 

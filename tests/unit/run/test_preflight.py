@@ -13,11 +13,17 @@ from gcore_testing.installed import InstalledPlugins
 
 from gcore_core import __version__, cli
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.errors import ConfigError, PlacementError
+from gcore_core.contract.errors import CheckpointError, ConfigError, PlacementError
 from gcore_core.run import preflight
 from gcore_core.run.checkpoint_service import CONFIG, Resumed
+from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.preflight import changed_settings, check_same, check_same_files
+from gcore_core.run.preflight import (
+    changed_settings,
+    check_same,
+    check_same_files,
+    check_version,
+)
 
 Job = Callable[..., Path]
 
@@ -152,16 +158,30 @@ def test_a_resumed_run_may_give_a_reward_more_time_and_no_other_weight(
 def test_a_run_goes_on_from_checkpoints_of_its_own_minor_version_alone(
     job: Job, tmp_path: Path
 ) -> None:
-    (tmp_path / CONFIG).write_bytes(msgspec.json.encode(load_plan(job()).config))
+    run = tmp_path / "my run"
+    checkpoint = Checkpoints(run).begin(2)
+    key, _, value = "sentinel.canaries=3".partition("=")
+    config = _with(load_plan(job()).config, key.split("."), value)
+    (run / "config.yaml").write_bytes(msgspec.json.encode(config))
+    (checkpoint / "state.json").write_text("{}")
+    facts = CheckpointFacts(run="job", lock={"gcore-core": "0.2.0"})
+    saved = Checkpoints(run).commit(2, facts)
     major, minor, _ = __version__.split(".")
-    own = Resumed(step=2, path=str(tmp_path), state={}, core=f"{major}.{minor}.99")
-    check_same(own, load_plan(job()), rows=8)
-    with pytest.raises(ConfigError) as error:
-        check_same(msgspec.structs.replace(own, core="0.2.0"), load_plan(job()), rows=8)
+    check_version(run, saved, f"{major}.{minor}.99")
+    check_version(run, saved, "")
+    with pytest.raises(CheckpointError) as error:
+        cli._dispatch(["resume", str(run)], owns_process=False)
     assert error.value.what == (
-        f"gcore-core 0.2.0 saved it, and {__version__} goes on from its own alone."
+        f"gcore-core 0.2.0 saved it, and {__version__} goes on from checkpoints of {major}.{minor} "
+        "alone."
     )
-    assert "g-core export" in error.value.todo
+    assert error.value.where == str(saved)
+    assert error.value.todo.endswith(f": g-core export '{run}' --step 2 --to DIRECTORY")
+    assert "go on with gcore-core 0.2.0" in error.value.todo
+    (run / "weights").mkdir()
+    with pytest.raises(CheckpointError) as error:
+        check_version(run, saved, "0.2.0")
+    assert error.value.todo.endswith(f"its weights: g-core export '{run}' --to DIRECTORY")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -62,11 +63,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(words: Sequence[str]) -> int:
     """Runs the command; returns 0 when nothing failed, 3 otherwise."""
-    from gcore_core.contract.errors import PluginBroken, PluginError
+    from gcore_core.contract.errors import PluginBroken, PluginError, PluginIncompatible
+    from gcore_core.contract.installing import install_command
     from gcore_core.kits.commands import catalog, write_file
 
     args = make_parser().parse_intermixed_args(words)
     plugin = catalog.scan().get(args.name, where="g-core conformance")
+    if importlib.util.find_spec("pytest") is None:
+        raise PluginIncompatible(
+            "contracts are run by pytest, which is not installed.",
+            where="g-core conformance",
+            todo=install_command("pytest>=9"),
+        )
     with tempfile.TemporaryDirectory(prefix="g-core-conformance-") as directory:
         code, output = _pytest(Path(directory), args.name, args.k)
         file = Path(directory) / "report.json"

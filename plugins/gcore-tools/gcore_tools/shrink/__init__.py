@@ -30,6 +30,7 @@ def gcore_launchers() -> Iterable[LauncherProvider]:
         summary="several nodes on this machine, out of namespaces that are made for the run",
         factory="gcore_tools.shrink.launcher:NamespacesLauncher",
         config=config,
+        needs=("gcore-nodes>=0.3,<0.4",),
     )
 
 

@@ -10,6 +10,8 @@ from gcore_tools import shrink as plugin
 from gcore_tools.shrink import without_nodes
 from gcore_tools.shrink.commands import shrink
 
+from gcore_core.cli.plugins import inspect_plugin
+from gcore_core.config.interpreters import Interpreter
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.installing import install_command
 
@@ -35,6 +37,16 @@ def test_several_nodes_are_refused_with_what_to_install(tmp_path: Path) -> None:
         shrink([str(RECIPES / "quickstart.yaml"), "-o", str(to), "--nodes", "2"])
     assert (no.value.where, no.value.todo) == ("--nodes 2", TO_INSTALL)
     assert not to.exists()
+
+
+def test_the_plugin_is_not_broken_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher is not imported then, and a check of all plugins finds nothing wrong."""
+    (launcher,) = plugin.gcore_launchers()
+    assert [need.partition(">")[0] for need in launcher.needs] == ["gcore-nodes"]
+    monkeypatch.setattr(Interpreter, "unmet", lambda self, needs: [(need, None) for need in needs])
+    report = inspect_plugin("shrink")
+    assert not report.problems
+    assert "it needs gcore-nodes>=0.3,<0.4 (found none)" in report.notes[0]
 
 
 def test_a_job_with_such_nodes_is_refused_with_what_to_install() -> None:
