@@ -33,7 +33,7 @@ T = TypeVar("T")
 _TIMERS = {signal.SIGALRM: "SIGALRM", signal.SIGVTALRM: "SIGVTALRM", signal.SIGPROF: "SIGPROF"}
 _STARTS_S = 1.0  # a thread begins to run within that
 _LIBRARY = Path(os.__file__).parent
-_CORE = Path(__file__).parents[2]
+_CORE = Path(__file__).parents[1]
 
 
 class MainThread(Executor):

@@ -41,25 +41,25 @@ def test_a_second_signal_that_comes_both_ways_is_the_second() -> None:
 SCRIPT = """
 import os, signal, sys, time
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.run import guard
+from gcore_core.run import restart_supervisor
 
 class Saved:
     def __init__(self, directory): pass
     def steps(self): return [1]
 
-guard.Checkpoints = Saved
-begun = guard.Begun("run", 2)
-first = guard.Start(file=guard.Path("job.yaml"))
+restart_supervisor.Checkpoints = Saved
+begun = restart_supervisor.Begun("run", 2)
+first = restart_supervisor.Start(file=restart_supervisor.Path("job.yaml"))
 n_children = 0
 SUPERVISE
-fork = guard._Guard.fork
+fork = restart_supervisor._Guard.fork
 def counted(self):
     global n_children
     n_children += 1
     return fork(self)
-guard._Guard.fork = counted
+restart_supervisor._Guard.fork = counted
 try:
-    sys.exit(guard.guarded(first, supervise))
+    sys.exit(restart_supervisor.guarded(first, supervise))
 except WorkerDied as error:
     print(error.what)
     sys.exit(5)
@@ -119,8 +119,8 @@ def supervise(start, link):
 def test_a_loss_that_the_supervisor_has_told_is_counted_too() -> None:
     text = """
 def supervise(start, link):
-    link.tell(guard.Begun("run", 3 if start.restarts is None else start.restarts))
-    link.tell(guard.Lost())
+    link.tell(restart_supervisor.Begun("run", 3 if start.restarts is None else start.restarts))
+    link.tell(restart_supervisor.Lost())
     print(start.restarts)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -138,11 +138,11 @@ def supervise(start, link):
     if n_children == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-next_start = guard._Guard.next_start
+next_start = restart_supervisor._Guard.next_start
 def signalled(self, number):
     os.kill(os.getpid(), signal.SIGTERM)
     return next_start(self, number)
-guard._Guard.next_start = signalled
+restart_supervisor._Guard.next_start = signalled
 """
     with guarded(text) as process:
         assert process.wait(30) == 143

@@ -28,7 +28,8 @@ from gcore_core.wire.service import Call, Service
 from gcore_core.workers.generator import GeneratorShell
 from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.scorer import NamedScorer, ScorerShell
-from tests.support.wires import free_address, shared_identity
+from tests.support.joined_stores import joining
+from tests.support.wires import free_address
 
 SECRET = b"s" * 32
 ALL = frozenset({0})
@@ -81,9 +82,9 @@ class Bench:
             place = self._directory / node
             place.mkdir()
             spec = StoreSpec(node=node, directory=str(place), spill=str(place / "spill"))
-            self.stores.append(SlabService(spec, SECRET, bulk, shared_identity()))
+            self.stores.append(SlabService(spec, SECRET, joining(SECRET, bulk)))
             await self._serve(node, self.stores[-1])
-            self.stores[-1].open()
+            self.stores[-1].remote.open()
         view = self.network.view("judge.0")
         settings = GeneratorSettings(run=Run(), batch_s=0.0)
         writer = StoreWriter(
