@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gcore_tools.demo import trainings
 from gcore_tools.jobs import recipe_commands
 from gcore_tools.jobs.recipe_commands import RECIPES, copy, files_of, recipes, show
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.commands import yaml12
-from gcore_core.run import demo
 
 CHECKOUT = Path(__file__).parents[4] / "recipes"
 
@@ -85,11 +85,11 @@ def test_the_demo_takes_the_recipe_of_the_working_directory_else_the_installed_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo.find_recipe(None) == RECIPES / "quickstart.yaml"
+    assert trainings.find_recipe(None) == RECIPES / "quickstart.yaml"
     copy(["quickstart"])
-    assert demo.find_recipe(None) == tmp_path / "recipes/quickstart.yaml"
-    monkeypatch.setattr(demo, "package_folders", lambda name: [])
+    assert trainings.find_recipe(None) == tmp_path / "recipes/quickstart.yaml"
+    monkeypatch.setattr(trainings, "package_folders", lambda name: [])
     monkeypatch.chdir(tmp_path / "recipes")
     with pytest.raises(ConfigError, match="recipes/quickstart.yaml is not here") as said:
-        demo.find_recipe(None)
+        trainings.find_recipe(None)
     assert "gcore-tools" in str(said.value.todo)
