@@ -284,7 +284,8 @@ def here() -> str:
 def test_a_distribution_runs_with_what_it_declares(
     case: Alone, wheels: Path, folder: Path, tmp_path: Path
 ) -> None:
-    kit = ("gcore-testing",) if case.job == FAKES else ()  # it has the fakes
+    named = {case.job, *(word for words in case.commands for word in words)}
+    kit = ("gcore-testing",) if FAKES in named else ()  # it has the fakes
     python = make_venv(tmp_path / "venv", wheels, [case.name, *case.also, *kit]) / "python"
     job = [case.job, *(setting.replace("HERE", here()) for setting in case.settings)]
     if case.lacks:
