@@ -2,6 +2,7 @@
 
     gcore_core.kits.programs    step programs, and the parts that they are made of
     gcore_core.kits.launching   launchers: starting processes, networks, the node agent's messages
+    gcore_core.kits.processes   launchers: what an agent started, and the end of what it has left
     gcore_core.kits.wire        launchers: connections of one's own between processes of a run
     gcore_core.kits.commands    commands and the check hook: plans, plugins, interpreters, tables
     gcore_core.kits.planning    tools that plan a job: where its workers go, what its files say

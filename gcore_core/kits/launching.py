@@ -21,8 +21,6 @@ spawn_over_input: starts one by a command that may lead to another machine.
 input_of: what such a process reads from its standard input.
 find_devices: the devices of this machine.
 check_port, check_ports, check_store: settings that launchers share.
-RECORD, clear_up: what an agent that was lost has left, and its end.
-StartedProcess, identify_process: a process, told from another one that has its pid later.
 end_hung: ends a process of this machine that hangs.
 allow_open_files: raises this process's limit of open files.
 SHARED_MEMORY: the directory of shared memory.
@@ -42,12 +40,6 @@ from gcore_core.node.agent import (
 from gcore_core.node.config import LocalConfig, check_port, check_ports, check_store
 from gcore_core.node.devices import find_devices
 from gcore_core.node.launchers import InlineLauncher, LocalLauncher
-from gcore_core.node.process_record import (
-    RECORD,
-    StartedProcess,
-    clear_up,
-    identify_process,
-)
 from gcore_core.node.spawn import (
     allow_open_files,
     input_of,
@@ -74,7 +66,6 @@ from gcore_core.wire.sockets import RpcNetwork
 
 __all__ = [
     "GRACE_S",
-    "RECORD",
     "SHARED_MEMORY",
     "Agent",
     "AgentSpec",
@@ -89,7 +80,6 @@ __all__ = [
     "RpcNetwork",
     "Service",
     "SpawnRequest",
-    "StartedProcess",
     "StoreSpec",
     "UsageReply",
     "Worker",
@@ -99,10 +89,8 @@ __all__ = [
     "check_port",
     "check_ports",
     "check_store",
-    "clear_up",
     "end_hung",
     "find_devices",
-    "identify_process",
     "in_main_thread",
     "input_of",
     "log_as",

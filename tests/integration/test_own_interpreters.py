@@ -131,7 +131,8 @@ def environment(root: Path, dummy: str, plugin: str = "0.1.0") -> Path:
     venv.create(root, symlinks=True)
     (site,) = root.glob("lib/python3*/site-packages")
     libraries = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (site / "shared.pth").write_text("\n".join([str(REPOSITORY), *sorted(libraries)]) + "\n")
+    ours = [REPOSITORY, REPOSITORY / "plugins/gcore-testing"]  # which has the fakes
+    (site / "shared.pth").write_text("\n".join([*map(str, ours), *sorted(libraries)]) + "\n")
     installed = InstalledPlugins(site)
     installed.add(
         "core",

@@ -48,7 +48,7 @@ def build_wheels(work: Path) -> Path:
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             if (project / name).exists():
                 shutil.copy(project / name, source)
-        for package in project.glob("gcore_*/__init__.py"):
+        for package in project.glob("gcore*/__init__.py"):
             shutil.copytree(package.parent, source / package.parent.name, ignore=LEFT_OUT)
         subprocess.run(
             [sys.executable, "-c", BUILD, str(folder)],

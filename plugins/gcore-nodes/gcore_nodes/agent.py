@@ -30,11 +30,11 @@ from gcore_core.kits.launching import (
     RpcNetwork,
     Service,
     SpawnRequest,
-    clear_up,
     log_as,
     read_spec,
     serve_agent,
 )
+from gcore_core.kits.processes import clear_up
 from gcore_core.kits.wire import noticed_within_s
 from gcore_nodes.crash_cleanup import start_caretaker
 from gcore_nodes.joined_stores import JoinedStores

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gcore_core.kits.launching import StartedProcess, clear_up, identify_process
+from gcore_core.kits.processes import StartedProcess, clear_up, identify_process
 
 log = logging.getLogger(__name__)
 #: A scheduler may send them to every process of a job. The agent answers them, and ends first.

@@ -42,15 +42,14 @@ from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, Wo
 from gcore_core.contract.launching import ALIVE, NodeFacts, Peer, Servable, Site, SiteNode
 from gcore_core.contract.placement import Device
 from gcore_core.kits.launching import (
-    RECORD,
     Nothing,
     RpcNetwork,
     StoreSpec,
     allow_open_files,
-    clear_up,
     end_hung,
     spawn_over_input,
 )
+from gcore_core.kits.processes import RECORD, clear_up
 from gcore_nodes.addresses import (
     Addresses,
     address_towards,
