@@ -326,6 +326,10 @@ def by_pip(tmp_path: Path) -> Iterator[Place]:
     )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, core)
+    kit = tmp_path / "kit"  # which has the fakes
+    shutil.copytree(
+        REPOSITORY / "plugins/gcore-testing", kit, ignore=shutil.ignore_patterns("__pycache__")
+    )
     files = {"gcore_telling.py": PLUGIN, "gcore_telling_engine.py": ENGINE}
     plugin = project(
         tmp_path / "telling", "gcore-telling", "0.1.0", files, 'telling = "gcore_telling"'
@@ -341,7 +345,9 @@ def by_pip(tmp_path: Path) -> Iterator[Place]:
         venv.create(tmp_path / name, with_pip=True, symlinks=True)
         python = tmp_path / name / "bin" / "python"
         install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*install, str(core), str(plugin), str(dummy)], check=True, env=clean())
+        subprocess.run(
+            [*install, str(core), str(kit), str(plugin), str(dummy)], check=True, env=clean()
+        )
         pythons.append(python)
     here = InstalledPlugins(tmp_path / "here")
     here.add("telling", PLUGIN)
