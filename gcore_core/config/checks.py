@@ -35,7 +35,6 @@ from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
-from gcore_core.contract.sentinel import BAND
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -183,7 +182,7 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
     if _level(provided) == "action":
         paths.append("advantage")
     watches = role == POLICY and "sentinel" in provided
-    if watches and provided["sentinel"].spec.factory != BAND:
+    if watches and not provided["sentinel"].is_of_the_core:
         paths.append("sentinel")
     return paths
 

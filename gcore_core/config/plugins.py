@@ -68,6 +68,11 @@ class Provided:
         return f"{self.distribution} {self.version}".rstrip()
 
     @property
+    def is_of_the_core(self) -> bool:
+        """Does the core define what is built? Then nothing of the plugin is needed to build it."""
+        return self.spec.factory.partition(".")[0] == "gcore_core"
+
+    @property
     def installed(self) -> bool:
         """Says whether it comes from a distribution other than the core.
 

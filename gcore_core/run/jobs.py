@@ -16,7 +16,6 @@ from typing import Any
 from msgspec import structs, to_builtins
 
 from gcore_core.config.plan import Plan, is_of_actions, trained_roles
-from gcore_core.config.plugins import Provided
 from gcore_core.contract.abilities import (
     groups_per_step,
     largest_gap,
@@ -178,7 +177,7 @@ def _spec(
     built = {spec.factory for spec in factories.values()}
     provided = [p for p in job.plan.provided.values() if p.spec.factory in built]
     # What the core defines needs nothing of a plugin that offers it, as ``sentinel/band`` does.
-    plugins = sorted({p.distribution for p in provided if p.installed and _is_its_own(p)})
+    plugins = sorted({p.distribution for p in provided if p.installed and not p.is_of_the_core})
     node = job.plan.settings.roles.get(role)
     home = site.where[name]
     return WorkerSpec(
@@ -200,12 +199,6 @@ def _spec(
         meeting="" if isinstance(settings, JobFacts) else settings.context.rendezvous,
         files=_opened(job, factories, settings),
     )
-
-
-def _is_its_own(provided: Provided) -> bool:
-    """Does the plugin's own distribution define what it provides?"""
-    is_of_the_core = provided.spec.factory.partition(".")[0] == "gcore_core"
-    return provided.distribution == "gcore-core" or not is_of_the_core
 
 
 def _opened(

@@ -12,7 +12,6 @@ from gcore_core.config import catalog, checks, default_sentinel
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.installing import install_command
-from gcore_core.run import jobs
 
 Job = Callable[..., Path]
 NAMED = "balance.use=core/in-order"  # so that nothing else is told
@@ -40,8 +39,8 @@ def test_a_policy_with_an_interpreter_of_its_own_gets_a_band_that_needs_no_plugi
     assert plan.provided["sentinel"].reference == "sentinel/band"
     assert plan.notes[0].startswith("sentinel.use is sentinel/band, as roles.policy has")
     assert "sentinel" not in checks._built_beside("policy", plan.provided)
-    assert not jobs._is_its_own(plan.provided["sentinel"]), "its ranks are asked for the plugin"
-    assert jobs._is_its_own(load_plan(job(), [NAMED]).provided["sentinel"])
+    assert plan.provided["sentinel"].is_of_the_core, "its ranks are asked for the plugin"
+    assert not load_plan(job(), [NAMED]).provided["sentinel"].is_of_the_core
 
 
 def test_without_the_plugin_the_core_compares_and_nothing_is_told(job: Job) -> None:
