@@ -19,7 +19,6 @@ import msgspec
 from gcore_core.config import yaml_source
 from gcore_core.config.interpreters import open_interpreter
 from gcore_core.config.plan import Plan, load_plan, trained_roles
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -32,6 +31,7 @@ from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.run_files import CONFIG
 from gcore_core.contract.trainer import Trainer
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.checkpoint_service import saved_config
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.export import write_whole
@@ -83,7 +83,7 @@ def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
     own = f"roles.{role}.objective"
     objective = plan.factory(own if own in plan.provided else "objective")
     python = open_interpreter(node.python, where=f"roles.{role}.python").python
-    ranks = replica_slots(plan.objects[f"roles.{role}"])
+    ranks = traits_of(plan.objects[f"roles.{role}"]).replica_slots
 
     def write(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="g-core-") as folder:

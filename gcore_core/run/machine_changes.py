@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gcore_core.contract import run_files
-from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.errors import PlacementError, WorkerDied, WorkerError
 from gcore_core.contract.launching import Site
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.initial_placement import place_on_fewer
 from gcore_core.run.jobs import Job
 
@@ -74,7 +74,7 @@ class MachineChanges:
         plan = self.job.plan
         roles = plan.settings.roles.items()
         has_room = any(slots.get(role, one.slots) < one.slots for role, one in roles)
-        if not has_room or pushes_nearby(plan.objects.get("controller")):
+        if not has_room or traits_of(plan.objects.get("controller")).pushes_nearby:
             return
         if self.site.newcomer is not None:
             host = await self.site.newcomer()

@@ -28,7 +28,6 @@ from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import compares_samples, pushes_nearby, samples_alike
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -42,6 +41,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.run_files import WEIGHTS
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
@@ -148,7 +148,7 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
     Raises ConfigError where a generator of the policy is placed on another one: its first push
     would end the run.
     """
-    setting = pushes_nearby(plan.objects.get("controller"))
+    setting = traits_of(plan.objects.get("controller")).pushes_nearby
     if not setting or not {POLICY, ROLLOUT} <= placed.workers.keys():
         return ""
     trainer = placed.node_of(POLICY, 0)
@@ -217,8 +217,8 @@ def _check_waves(plan: Plan) -> None:
 
 def _check_samples_differ(plan: Plan) -> None:
     path = f"roles.{ROLLOUT}"
-    setting = samples_alike(plan.objects.get(path))
-    if setting and compares_samples(plan.objects.get("advantage")):
+    setting = traits_of(plan.objects.get(path)).samples_alike
+    if setting and traits_of(plan.objects.get("advantage")).compares_samples:
         name = setting.partition("=")[0]
         raise ConfigError(
             f"with {setting} all samples of a prompt are the same.",

@@ -66,7 +66,7 @@ def test_what_a_factory_makes_satisfies_its_protocol_and_its_config(provider):
         protocol = ActionAdvantage if provider.level == "action" else Advantage
         assert made.group_size == config.group_size == 8
     assert isinstance(made, protocol)
-    assert made.requires == config.requires()
+    assert made.requires == config.traits().requires
 
 
 @each_provider

@@ -36,7 +36,7 @@ def refuse(config: AsyncConfig, context: ControllerContext) -> None:
 
 def notes_at_start(config: AsyncConfig) -> list[str]:
     """Returns what a person should know of several updates a step."""
-    updates = config.updates_per_step() if config.ahead else 1
+    updates = config.traits().updates_per_step if config.ahead else 1
     if updates <= 1:
         return []
     return [

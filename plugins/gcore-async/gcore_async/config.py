@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from gcore_core.contract.traits import Traits
 from gcore_core.kits.programs import SyncConfig
 
 
@@ -45,6 +46,5 @@ class AsyncConfig(SyncConfig):
                 "are begun so far ahead are that old when they are trained on"
             )
 
-    def cuts_samples(self) -> bool:
-        """Returns whether a push comes while samples run."""
-        return self.midway != "wait"
+    def traits(self) -> Traits:
+        return replace(super().traits(), cuts_samples=self.midway != "wait")

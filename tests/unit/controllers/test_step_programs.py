@@ -84,14 +84,15 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptingConfig:
     target: float = 0.0
 
-    def adapts(self) -> bool:
-        return self.target > 0
+    def traits(self) -> Traits:
+        return Traits(adapts=self.target > 0)
 
 
 @hookimpl
