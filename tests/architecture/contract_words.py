@@ -125,6 +125,7 @@ def _is_read_by_plugins(word: Word) -> bool:
         "rows",
         "run_files",
         "step_check",
+        "traits",
     )
     return word.module in read or word.owner == "NodeFacts"
 
