@@ -141,8 +141,8 @@ class Catalog:
                 where=where,
                 todo="unset G_CORE_PLUGINS to allow it",
             )
+        old = [row.distribution for row in rows if row.distribution in GONE]
         if plugin.state == "clash":
-            old = [row.distribution for row in rows if row.distribution in GONE]
             raise PluginClash(
                 (
                     f"plugin {name!r} is provided by {len(rows)} distributions: "
@@ -153,6 +153,13 @@ class Catalog:
                 if old
                 else "uninstall all but one; a name cannot be shared",
                 distributions=[row.distribution for row in rows],
+            )
+        if old:
+            in_its_place = DELETED.get(name) or install_command(home_of(name))
+            raise PluginIncompatible(
+                f"plugin {name!r} is of {plugin.owner}, which 0.3 no longer has.",
+                where=where,
+                todo=f"{uninstall_command(old)}\n{in_its_place}",
             )
         if plugin.state == "incompatible":
             raise PluginIncompatible(
