@@ -34,6 +34,7 @@ from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
+from gcore_core.contract.preflight import ChosenProvider, ResolvedJob
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
@@ -72,20 +73,12 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
     )
 
 
-def run(
-    settings: JobSettings,
-    config: Mapping[str, Any],
-    provided: Mapping[str, Provided],
-    objects: Mapping[str, Any],
-    plugins: Plugins,
-    file: Path,
-) -> None:
-    """Raises one ConfigError that lists every problem.
+def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
+    """Returns the problems that the core finds in a job; the plugins find others.
 
-    config: the settings as plain values, which are passed to the plugins' own checks.
-    provided: config path -> chosen provider.
-    objects: config path -> the provider's config object.
+    plugins: those that are loaded for the job.
     """
+    settings, provided, objects = job.settings, job.provided, job.objects
     problems = [
         *_limits(settings),
         *_run_name(settings),
@@ -128,8 +121,7 @@ def run(
         problems += _images(path, objects.get(path), provided, roles)
     problems += _replicas(settings, objects)
     problems += _remote_code(settings)
-    problems += plugins.check(config)
-    refuse(problems, file)
+    return problems
 
 
 def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
@@ -257,7 +249,7 @@ def _cluster(settings: JobSettings) -> Iterator[str]:
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
-def _follows(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _follows(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """A role follows another role of this run, which is a trainer, or none."""
     for name, role in settings.roles.items():
         followed = role.follows
@@ -329,7 +321,7 @@ def _workers(settings: JobSettings) -> Iterator[str]:
             )
 
 
-def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _judges(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Rewards that ask a model and the generators that answer them fit together.
 
     A reward that asks a model names a generator, and no other reward names a role. Every generator
@@ -407,7 +399,7 @@ def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, An
 
 
 def _images(
-    path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]
+    path: str, settings: Any, provided: Mapping[str, ChosenProvider], roles: Sequence[str]
 ) -> Iterator[str]:
     """Roles that are shown images can take them.
 
@@ -427,7 +419,7 @@ def _images(
             )
 
 
-def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _uncalled(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """The step program calls something on every role and on every reward."""
     controller = provided["controller"]
     calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
@@ -441,7 +433,7 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
 
 
 def _rewards(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
     """A job has a reward, unless its step program or its advantage needs none."""
     controller = provided["controller"]
@@ -455,7 +447,7 @@ def _rewards(
         )
 
 
-def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+def _stale(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """A step program that trains on records of older weights has an objective that corrects it."""
     controller = provided["controller"]
     spec = controller.spec
@@ -468,7 +460,7 @@ def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iter
         )
 
 
-def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+def _adapting(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """An objective that learns from steps has a trainer that shows them and saves its state."""
     policy = provided.get(f"roles.{POLICY}")
     if policy is None or not adapts(objects.get("objective")):
@@ -481,7 +473,7 @@ def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> I
         )
 
 
-def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Trainers that are to sleep can, under a step program that leaves them time for it."""
     if settings.placement.sleep_in_rollout != "always":
         return
@@ -500,7 +492,7 @@ def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) 
             )
 
 
-def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _evaluated(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Where the step program has the trainer evaluate, the trainer can."""
     spec = provided["controller"].spec
     policy = provided[f"roles.{POLICY}"]
@@ -523,7 +515,7 @@ def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterato
             )
 
 
-def _asked_alone(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _asked_alone(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Only a reward that is a plain function of one record is asked for a score alone.
 
     Of others that ask no model of the run, it is known when their worker has made them.
@@ -562,7 +554,7 @@ def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
 def _columns(
     settings: JobSettings,
     columns: Mapping[str, Sequence[ColumnSpec]],
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
 ) -> Iterator[str]:
     """A column comes from one role only, and an annotator follows no role.
 
@@ -602,7 +594,7 @@ def _widths(
                 )
 
 
-def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _token_logprobs(objective: Any, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """A trainer that does not compute log-probs of other tokens is not asked for them."""
     policy = provided.get(f"roles.{POLICY}")
     needed = sorted(name for name in required_by(objective) if name.startswith(LOGP_OF))
@@ -615,7 +607,7 @@ def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterato
     )
 
 
-def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """A trainer that needs the experts by which records were sampled has a generator of them."""
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or not needs_routing(objects.get(f"roles.{POLICY}")):
@@ -634,7 +626,7 @@ def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> It
         )
 
 
-def _midway(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+def _midway(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """Where pushes come while samples run, the generator's samples go on through them."""
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or not cuts_samples(objects.get("controller")):
@@ -648,7 +640,7 @@ def _midway(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Ite
         )
 
 
-def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict[str, str]:
+def _objectives(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> dict[str, str]:
     """Returns config path -> the role that trains the objective that is chosen there."""
     paths = {"objective": POLICY} if "objective" in provided else {}
     for name in settings.roles:
@@ -658,7 +650,7 @@ def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict
     return paths
 
 
-def _level(provided: Mapping[str, Provided]) -> str:
+def _level(provided: Mapping[str, ChosenProvider]) -> str:
     """Returns the level of the job's advantage; "record" without one."""
     advantage = provided.get("advantage")
     return getattr(advantage.spec, "level", "record") if advantage else "record"
@@ -666,7 +658,7 @@ def _level(provided: Mapping[str, Provided]) -> str:
 
 def _learners(
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     objects: Mapping[str, Any],
     roles: Mapping[str, RoleProvider],
 ) -> Iterator[str]:
@@ -698,7 +690,7 @@ def _learners(
 
 
 def _learner(
-    name: str, provided: Mapping[str, Provided], role: RoleProvider, required: frozenset[str]
+    name: str, provided: Mapping[str, ChosenProvider], role: RoleProvider, required: frozenset[str]
 ) -> Iterator[str]:
     """A trainer besides the policy has an objective and, where its role gives columns, a use.
 
@@ -723,7 +715,7 @@ def _learner(
 
 
 def _value_heads(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
     """An objective of values is trained by a trainer whose model can have a value head."""
     for path, role in _objectives(settings, provided).items():
@@ -738,7 +730,7 @@ def _value_heads(
             )
 
 
-def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _action_advantage(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """All trainers compute an advantage that is one number an action."""
     if _level(provided) != "action":
         return
@@ -785,7 +777,7 @@ def _own_columns(
             )
 
 
-def _read_columns(path: str, provided: Mapping[str, Provided]) -> Sequence[str]:
+def _read_columns(path: str, provided: Mapping[str, ChosenProvider]) -> Sequence[str]:
     """Returns the columns that the rollout's records have beside those of every generator."""
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or path == "advantage":
@@ -798,7 +790,7 @@ def _requirements(
     path: str,
     objects: Mapping[str, Any],
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     columns: Mapping[str, Sequence[ColumnSpec]],
     roles: Mapping[str, RoleProvider],
 ) -> Iterator[str]:
@@ -825,7 +817,7 @@ def _lacks_value_head(
     path: str,
     objects: Mapping[str, Any],
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
 ) -> bool:
     """Whether an objective of values is trained by a trainer without a value head."""
     if path == "advantage" or "values" not in required_by(objects.get(path)):
@@ -835,7 +827,7 @@ def _lacks_value_head(
 
 
 def _from_trainer(
-    path: str, objects: Mapping[str, Any], provided: Mapping[str, Provided]
+    path: str, objects: Mapping[str, Any], provided: Mapping[str, ChosenProvider]
 ) -> frozenset[str]:
     """Returns what the trainer itself supplies to what is chosen at a path."""
     level = _level(provided)
@@ -849,7 +841,7 @@ def _from_trainer(
 
 def _possible_givers(
     path: str,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     columns: Mapping[str, Sequence[ColumnSpec]],
     roles: Mapping[str, RoleProvider],
 ) -> list[RoleProvider]:
