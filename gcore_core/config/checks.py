@@ -19,7 +19,6 @@ from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
     adapts,
     column_widths,
-    cuts_samples,
     gives_routing,
     needs_routing,
     own_columns,
@@ -27,7 +26,6 @@ from gcore_core.contract.abilities import (
     required_by,
     rewards_read_by,
     shows_images,
-    takes_stale,
     works_without_rewards,
 )
 from gcore_core.contract.algorithms import LOGP_OF, ids_column
@@ -91,7 +89,6 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
     ]
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
-    problems += _stale(provided, objects)
     problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
     problems += _evaluated(settings, provided)
@@ -113,7 +110,6 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
     problems += _routing(provided, objects)
-    problems += _midway(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -447,19 +443,6 @@ def _rewards(
         )
 
 
-def _stale(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
-    """A step program that trains on records of older weights has an objective that corrects it."""
-    controller = provided["controller"]
-    spec = controller.spec
-    must_correct = isinstance(spec, ControllerProvider) and spec.trains_on_stale
-    if must_correct and "objective" in provided and not takes_stale(objects.get("objective")):
-        yield (
-            f"objective: {provided['objective'].reference} does not correct for actions that older "
-            f"weights sampled, and controller {controller.reference} trains on such actions; "
-            "choose an objective, or settings of it, with which the loss corrects for them."
-        )
-
-
 def _adapting(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """An objective that learns from steps has a trainer that shows them and saves its state."""
     policy = provided.get(f"roles.{POLICY}")
@@ -473,22 +456,19 @@ def _adapting(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
         )
 
 
-def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
-    """Trainers that are to sleep can, under a step program that leaves them time for it."""
+def _sleeping_trainers(
+    settings: JobSettings, provided: Mapping[str, ChosenProvider]
+) -> Iterator[str]:
+    """Trainers that are to sleep can."""
     if settings.placement.sleep_in_rollout != "always":
         return
-    where = "placement.sleep_in_rollout: always, but"
-    controller = provided["controller"]
-    if isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale:
-        yield (
-            f"{where} controller {controller.reference} generates while it trains; leave it out."
-        )
     for name in settings.roles:
         role = provided[f"roles.{name}"]
         if role.kind == "trainer" and "sleep" not in role.spec.capabilities:
             yield (
-                f"{where} trainer {role.reference}, which roles.{name} uses, cannot sleep; set it "
-                "to never, or take a trainer with the capability sleep."
+                f"placement.sleep_in_rollout: always, but trainer {role.reference}, which "
+                f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
+                "capability sleep."
             )
 
 
@@ -626,20 +606,6 @@ def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any])
         )
 
 
-def _midway(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
-    """Where pushes come while samples run, the generator's samples go on through them."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not cuts_samples(objects.get("controller")):
-        return
-    if "weights.midway" not in rollout.spec.capabilities:
-        yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} is not known to go on with samples through "
-            f"a push, and controller {provided['controller'].reference} pushes while they run; "
-            "take a generator with the capability weights.midway, such as torch, or have pushes "
-            "wait (controller.config.midway: wait)."
-        )
-
-
 def _objectives(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> dict[str, str]:
     """Returns config path -> the role that trains the objective that is chosen there."""
     paths = {"objective": POLICY} if "objective" in provided else {}
@@ -730,7 +696,9 @@ def _value_heads(
             )
 
 
-def _action_advantage(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
+def _action_advantage(
+    settings: JobSettings, provided: Mapping[str, ChosenProvider]
+) -> Iterator[str]:
     """All trainers compute an advantage that is one number an action."""
     if _level(provided) != "action":
         return

@@ -213,18 +213,6 @@ class HasOwnColumns(Protocol):
 
 
 @runtime_checkable
-class CutsSamples(Protocol):
-    """Says that a step program pushes weights while samples run."""
-
-    def cuts_samples(self) -> bool:
-        """Returns whether samples go on through a push under these settings.
-
-        The policy's generators must then claim the capability "weights.midway". Without the method:
-        False.
-        """
-
-
-@runtime_checkable
 class ShowsImages(Protocol):
     """Says that a dataset's prompts have images, or that a reward shows images to a role."""
 
@@ -424,11 +412,6 @@ def own_columns(config: Any) -> frozenset[str]:
     return frozenset(config.own_columns()) if isinstance(config, HasOwnColumns) else frozenset()
 
 
-def cuts_samples(config: Any) -> bool:
-    """Returns whether a step program pushes weights while samples run."""
-    return isinstance(config, CutsSamples) and config.cuts_samples()
-
-
 def shows_images(config: Any) -> bool:
     """Returns whether a dataset's prompts, or what a reward shows, have images."""
     return isinstance(config, ShowsImages) and config.shows_images()
@@ -535,7 +518,6 @@ ABILITIES = (
     _ability(CountsMinibatches, "controller"),
     _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
-    _ability(CutsSamples, "controller"),
     _ability(PushesNearby, "controller"),
     _ability(SizesPushes, "controller"),
     _ability(NamesMeters, "placement"),

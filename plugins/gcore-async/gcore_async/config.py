@@ -44,7 +44,3 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
-
-    def cuts_samples(self) -> bool:
-        """Returns whether a push comes while samples run."""
-        return self.midway != "wait"
