@@ -36,16 +36,6 @@ def _in_flight(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     settings = plan["controller"].get("config") or {}
     if settings.get("midway", "wait") == "wait":
         return
-    if not plan["placement"]["use"].startswith("core/"):
-        yield (
-            "controller.config.midway: a placement policy moves devices at pushes, and samples "
-            "would be in flight there; set midway: wait, or placement.use: core/even."
-        )
-    if plan["run"]["deterministic"] and settings.get("ahead", 1):
-        yield (
-            "controller.config.midway: a deterministic run cannot push weights into samples that "
-            "run, since the clock says when a push comes; set it to wait."
-        )
     rollout = job.provided[f"roles.{ROLLOUT}"]
     if "weights.midway" not in rollout.spec.capabilities:
         yield (
