@@ -17,7 +17,6 @@ from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
-    adapts,
     column_widths,
     gives_routing,
     needs_routing,
@@ -89,9 +88,7 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
     ]
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
-    problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
-    problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
     problems += _asked_alone(settings, provided)
     role_providers = _role_providers(plugins)
@@ -104,7 +101,6 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
     problems += _widths(settings, role_providers, objects)
     problems += _learners(settings, provided, objects, role_providers)
     problems += _value_heads(settings, provided, objects)
-    problems += _action_advantage(settings, provided)
     problems += _own_columns(settings, objects, columns)
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
@@ -443,19 +439,6 @@ def _rewards(
         )
 
 
-def _adapting(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
-    """An objective that learns from steps has a trainer that shows them and saves its state."""
-    policy = provided.get(f"roles.{POLICY}")
-    if policy is None or not adapts(objects.get("objective")):
-        return
-    if "objective.adapts" not in policy.spec.capabilities:
-        yield (
-            f"objective: {provided['objective'].reference} adapts its loss to what steps measure, "
-            f"and trainer {policy.reference} shows it none and saves no state of it; take a "
-            "trainer that does, or settings under which it stays as it is."
-        )
-
-
 def _sleeping_trainers(
     settings: JobSettings, provided: Mapping[str, ChosenProvider]
 ) -> Iterator[str]:
@@ -470,18 +453,6 @@ def _sleeping_trainers(
                 f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
                 "capability sleep."
             )
-
-
-def _evaluated(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
-    """Where the step program has the trainer evaluate, the trainer can."""
-    spec = provided["controller"].spec
-    policy = provided[f"roles.{POLICY}"]
-    asks = isinstance(spec, ControllerProvider) and "evaluate" in spec.calls.get("trainer", ())
-    if asks and settings.evaluation.data and "evaluate" not in policy.spec.capabilities:
-        yield (
-            f"evaluation.data: {policy.reference}, which roles.{POLICY} uses, cannot compute a "
-            "loss without an update; leave the evaluation out, or take another trainer."
-        )
 
 
 def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
@@ -693,22 +664,6 @@ def _value_heads(
                 f"roles.{role}.use: {item.reference} has no value head, which {path} "
                 f"({provided[path].reference}) trains; take a trainer with the capability values, "
                 "such as torch."
-            )
-
-
-def _action_advantage(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider]
-) -> Iterator[str]:
-    """All trainers compute an advantage that is one number an action."""
-    if _level(provided) != "action":
-        return
-    for name in settings.roles:
-        item = provided[f"roles.{name}"]
-        if item.kind == "trainer" and "advantages.action" not in item.spec.capabilities:
-            yield (
-                f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
-                f"{provided['advantage'].reference} does; take a trainer with the capability "
-                "advantages.action, such as torch."
             )
 
 

@@ -57,18 +57,6 @@ class WorksWithoutRewards(Protocol):
 
 
 @runtime_checkable
-class ComparesSamples(Protocol):
-    """Says that an advantage compares the samples of one prompt with each other."""
-
-    def compares_samples(self) -> bool:
-        """Returns whether samples of a prompt that are all the same have advantage 0.
-
-        A job whose rollout would draw such samples is refused then: it would train on nothing.
-        Without the method: False.
-        """
-
-
-@runtime_checkable
 class SamplesAlike(Protocol):
     """Says that a generator gives all samples of a prompt alike under these settings."""
 
@@ -110,17 +98,6 @@ class TakesStale(Protocol):
         """Returns whether the loss corrects for actions that older weights sampled.
 
         Without the method: False. Records that a step did not need are then drawn again.
-        """
-
-
-@runtime_checkable
-class Adapts(Protocol):
-    """Says whether an objective changes its loss by what a step has measured."""
-
-    def adapts(self) -> bool:
-        """Returns whether it needs a trainer that shows it its steps and saves its state.
-
-        The trainer must then claim the capability "objective.adapts". Without the method: False.
         """
 
 
@@ -341,11 +318,6 @@ def works_without_rewards(config: Any) -> bool:
     return isinstance(config, WorksWithoutRewards) and config.works_without_rewards()
 
 
-def compares_samples(config: Any) -> bool:
-    """Returns whether samples of a prompt that are all the same teach an advantage nothing."""
-    return isinstance(config, ComparesSamples) and config.compares_samples()
-
-
 def samples_alike(config: Any) -> str:
     """Returns which setting of a generator makes all samples of a prompt alike; "": none."""
     return config.samples_alike() if isinstance(config, SamplesAlike) else ""
@@ -365,11 +337,6 @@ def precision(config: Any) -> str:
 def takes_stale(config: Any) -> bool:
     """Returns whether an objective's loss is right for actions that older weights sampled."""
     return isinstance(config, TakesStale) and config.takes_stale()
-
-
-def adapts(config: Any) -> bool:
-    """Returns whether an objective changes its loss by what a step has measured."""
-    return isinstance(config, Adapts) and config.adapts()
 
 
 def rewards_read_by(config: Any) -> frozenset[str]:
@@ -497,12 +464,10 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
     _ability(WorksWithoutRewards, "advantage"),
-    _ability(ComparesSamples, "advantage"),
     _ability(SamplesAlike, "generator"),
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
-    _ability(Adapts, "objective"),
     _ability(ReadsRewards, "filter", "advantage", "sampler"),
     _ability(HasOwnColumns, "trainer"),
     _ability(SpansSlots, "trainer", "generator"),

@@ -312,8 +312,7 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
         (``ActionAdvantage``); controllers give these the record's reward.
 
-    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``,
-    ``compares_samples``.
+    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``.
     """
 
     level: str = "record"
@@ -323,7 +322,7 @@ class AdvantageProvider(Provider):
 class ObjectiveProvider(Provider):
     """Describes a loss, in torch, that runs inside a trainer rank.
 
-    Abilities of its config: ``requires``, ``takes_stale``, ``adapts``.
+    Abilities of its config: ``requires``, ``takes_stale``.
     """
 
 
