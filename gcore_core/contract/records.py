@@ -25,7 +25,7 @@ The forms that a record has on its way, each named by (ordinal, sample):
     SampleRequest  contract/generator.py       the generator's worker, of a Lease        the generator, to which questions come so, too
     Finished       contract/generator.py       the generator, of a SampleRequest         its worker
     Header         contract/records.py         the generator's worker, of a Finished     controllers, scorers, observers (StepReport)
-    Record         contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
+    RecordTrace    contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
     ScoredRecord   contract/scorer.py          the scorer's worker, of a Header          rewards
     Key            workers/overruns.py         the scorer's worker, of a Header          its node's agent, the process that comes next
     Question       contract/questions.py       a reward that asks a role                 the scorer's worker, which asks for the answers
@@ -215,7 +215,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ordinal: the prompt's place in the seeded order of the run.
     row: row of the dataset.
-    turn: which pass over the dataset.
+    epoch: which pass over the dataset.
     samples: numbers of the samples to draw.
     attempt: how often a replica has not finished it before: it was lost, or needed weights first.
     drafts: (sample, its draft) of each sample that is made from an earlier one.
@@ -223,7 +223,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ordinal: int
     row: int
-    turn: int
+    epoch: int
     samples: tuple[int, ...]
     attempt: int = 0
     drafts: tuple[tuple[int, DraftRef], ...] = ()

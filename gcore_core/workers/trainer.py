@@ -79,7 +79,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.relay import Relay
 from gcore_core.store.client import StoreReader
 from gcore_core.wire.gathering import Gathering
-from gcore_core.wire.retry import insist, shown
+from gcore_core.wire.retry import insist, keep_alive
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers import final_weights
 from gcore_core.workers.annotations import Annotations
@@ -378,10 +378,10 @@ class TrainerShell:
                 return []
             return await self._together(compared.score_last, request)
 
-        shown: list[ShownRecord] = await self._once.join(
+        keep_alive: list[ShownRecord] = await self._once.join(
             ("score_last", request.version), 0, request, act
         )
-        return shown
+        return keep_alive
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""
@@ -471,7 +471,7 @@ class TrainerShell:
     async def exported(self, request: BeginPush, call: Call) -> Nothing:
         """Returns when this rank's part of the export is over; raises what it raised."""
         if self._export is not None:
-            with shown(call.progress):  # how fast it goes is decided by those who pull
+            with keep_alive(call.progress):  # how fast it goes is decided by those who pull
                 await asyncio.shield(self._export)
         return Nothing()
 

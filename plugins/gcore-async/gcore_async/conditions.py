@@ -12,10 +12,10 @@ from gcore_core.kits.programs import ControllerContext
 
 def refuse(context: ControllerContext) -> None:
     """Raises ConfigError where generators sleep while trainers work."""
-    if context.facts.resting:
+    if context.facts.asleep_in_training:
         raise ConfigError(
             "async generates while it trains, and these generators sleep meanwhile.",
-            where=f"roles.{context.facts.resting[0]}",
+            where=f"roles.{context.facts.asleep_in_training[0]}",
             todo="give them devices of their own, or set placement.sleep_in_training: never",
         )
 
