@@ -76,7 +76,7 @@ class Traits:
 
     samples_alike: str = _trait("", "generator")
     """Which setting makes all samples of a prompt alike, such as "temperature=0"; "": they may
-    differ. An advantage that compares samples is refused then."""
+    differ. The plugin of an advantage that compares samples refuses them."""
 
     # -- trainers ----------------------------------------------------------------------------------
 
@@ -103,17 +103,9 @@ class Traits:
     """The loss corrects for actions that older weights sampled. Else records that a step did not
     need are drawn again."""
 
-    adapts: bool = _trait(False, "objective")
-    """Its loss changes by what a step has measured (``AdaptsToSteps``), so the trainer must show it
-    steps and save its state."""
-
     works_without_rewards: bool = _trait(False, "advantage")
     """A job with it may have no reward, as where a teacher says what is good.
     ``GroupScalars.rewards`` is then 0 everywhere."""
-
-    compares_samples: bool = _trait(False, "advantage")
-    """Samples of a prompt that are all the same have advantage 0; a job that would draw such
-    samples is refused."""
 
     reads_rewards: frozenset[str] = _trait(frozenset(), "advantage", "filter", "sampler")
     """The rewards that it reads by name; a job without one of them is refused."""
@@ -144,10 +136,6 @@ class Traits:
     largest_gap: float = _trait(0.0, "controller")
     """By how many nats the log-prob of one action may be off, in place of the pair's band; 0: the
     pair's."""
-
-    cuts_samples: bool = _trait(False, "controller")
-    """Samples go on through a push. The policy's generators must then claim the capability
-    "weights.midway"."""
 
     pushes_nearby: str = _trait("", "controller")
     """Which setting keeps pushes on the trainer's machine, so that a job with generators elsewhere
@@ -216,12 +204,13 @@ def traits_of(config: Any) -> Traits:
 
 # -- what would be silently ignored ----------------------------------------------------------------
 
-#: Methods of config classes that 0.2 called -> the field that says it now.
+#: Methods of config classes that 0.2 called -> the field that says it now; "": the plugin itself
+#: refuses what does not suit it.
 FORMER_METHODS: Mapping[str, str] = {
     **{
         name: name
         for name in (
-            *("adapts", "column_widths", "compares_samples", "cuts_samples", "downloads"),
+            *("column_widths", "downloads"),
             *("gives_routing", "groups_per_step", "largest_gap", "logprob_band", "meters"),
             *("minibatches_per_step", "needs_routing", "own_columns", "precision", "push_bytes"),
             *("pushes_nearby", "reads_rewards", "records_per_group", "replica_slots", "requires"),
@@ -229,6 +218,7 @@ FORMER_METHODS: Mapping[str, str] = {
             *("updates_per_step", "works_without_rewards"),
         )
     },
+    **dict.fromkeys(("adapts", "compares_samples", "cuts_samples"), ""),
     "keeps_weights": "drops_weights",
 }
 
@@ -240,10 +230,9 @@ def wrong_methods(config: type) -> Iterator[str]:
         yield f"'traits' {wrong}; write def traits(self) -> Traits"
     for name in _methods(config):
         if name in FORMER_METHODS:
-            yield (
-                f"the core does not call {name}(); return Traits({FORMER_METHODS[name]}=...) from "
-                f"traits(), see {MIGRATION}"
-            )
+            trait = FORMER_METHODS[name]
+            todo = f"return Traits({trait}=...) from traits()" if trait else "check it yourself"
+            yield f"the core does not call {name}(); {todo}, see {MIGRATION}"
 
 
 def near_misses(config: type) -> Iterator[str]:

@@ -177,7 +177,7 @@ class Gdpo:
 
     def __init__(self, config: GdpoConfig) -> None:
         self.group_size = config.group_size
-        self.requires = config.traits().requires
+        self.requires: frozenset[str] = frozenset()
         self._eps = config.eps
         self._over = config.normalise_over
         self._clip = config.clip

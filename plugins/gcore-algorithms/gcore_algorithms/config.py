@@ -52,8 +52,12 @@ class RecordAdvantageConfig:
     def traits(self) -> Traits:
         # A scalar of preparation, which the penalty reads.
         penalty = {f"kl_{self.kl.estimator}"} if self.kl.coefficient else set()
-        # With a baseline of the group, one of equal records teaches nothing.
-        return Traits(requires=frozenset(penalty), compares_samples=self.smallest_group > 1)
+        return Traits(requires=frozenset(penalty))
+
+    @property
+    def compares_samples(self) -> bool:
+        """Whether the baseline is of the group: then one of equal records teaches nothing."""
+        return self.smallest_group > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +133,10 @@ class GdpoConfig:
         _check_eps(self.eps)
         _check_clip(self.clip)
 
-    def traits(self) -> Traits:
-        return Traits(compares_samples=True)  # each reward is normalised in its group
+    @property
+    def compares_samples(self) -> bool:
+        """Each reward is normalised in its group."""
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -466,7 +472,6 @@ class ObjectiveConfig:
             # The ratio, or the correction's weights, divide by the probability under the weights
             # that sampled.
             takes_stale=self.old_logprobs == "rollout" or self.correction.kind != "none",
-            adapts=self.adapts,
         )
 
 

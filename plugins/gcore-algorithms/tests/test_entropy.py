@@ -16,7 +16,6 @@ from gcore_algorithms.entropy import EntropyCoefficient
 from gcore_algorithms.objectives import PpoClip
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.traits import traits_of
 
 TARGET = EntropyTargetConfig(target=0.2, change=0.003, smallest=0.001, largest=0.02)
 
@@ -119,8 +118,8 @@ def test_the_loss_has_the_coefficient_of_the_present_step() -> None:
 
 
 def test_an_objective_says_whether_it_adapts() -> None:
-    assert traits_of(PpoClipConfig(entropy=EntropyTargetConfig(target=0.2))).adapts
-    assert not traits_of(PpoClipConfig(entropy_coefficient=0.01)).adapts
+    assert PpoClipConfig(entropy=EntropyTargetConfig(target=0.2)).adapts
+    assert not PpoClipConfig(entropy_coefficient=0.01).adapts
 
 
 @pytest.mark.parametrize(

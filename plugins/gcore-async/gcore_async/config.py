@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from gcore_core.contract.traits import Traits
 from gcore_core.kits.programs import SyncConfig
 
 
@@ -19,7 +18,8 @@ class AsyncConfig(SyncConfig):
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
-        new weights, and they go on; a sample may have several versions.
+        new weights, and they go on; a sample may have several versions. A push waits all the same
+        in a deterministic run, and where a placement policy moves devices.
     """
 
     ahead: int = 1
@@ -45,6 +45,3 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
-
-    def traits(self) -> Traits:
-        return replace(super().traits(), cuts_samples=self.midway != "wait")
