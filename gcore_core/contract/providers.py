@@ -487,8 +487,3 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "venv": ("gcore_venvs", VenvProvider),
     "view": ("gcore_views", ViewProvider),
 }
-
-
-def kind_of(provider: Provider) -> str:
-    """Returns the kind of a description, such as "generator" or "reward"."""
-    return next(kind for kind, (_, cls) in KINDS.items() if isinstance(provider, cls))
