@@ -52,6 +52,7 @@ MODULES = {
     "gcore_core.kits.answers": "gcore_rewards.answers",
     "gcore_core.kits.number_words": "gcore_rewards.number_words",
     "gcore_core.kits.numbers": "gcore_rewards.numbers",
+    "gcore_core.kits.rows": "gcore_language.rows",
 }
 #: Distribution of 0.2 whose libraries are an extra in 0.3 -> that extra.
 OWN_EXTRA = {"gcore-eval": "eval", "gcore-human": "human", "gcore-jobs": "jobs", "gcore-sim": "sim"}
@@ -83,6 +84,7 @@ MOVED = {
     ("gcore_core.kits", "machines"): "gcore_nodes",
     ("gcore_core.kits", "number_words"): "gcore_rewards",
     ("gcore_core.kits", "numbers"): "gcore_rewards",
+    ("gcore_core.kits", "rows"): "gcore_language",
     ("gcore_core.kits.launching", "HOLD_LEASE"): "gcore_nodes.messages",
     ("gcore_core.kits.launching", "HoldLease"): "gcore_nodes.messages",
     ("gcore_core.kits.launching", "LENGTH_BYTES"): "gcore_core.kits.wire",
