@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config import yaml12 as yaml12
+    from gcore_core.config.catalog import package_folders as package_folders
     from gcore_core.config.homes import home_of as home_of
     from gcore_core.config.homes import leftovers as leftovers
     from gcore_core.config.homes import uninstall_command as uninstall_command
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
-    from gcore_core.config.package_folders import package_folders as package_folders
     from gcore_core.config.plan import Plan as Plan
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plan import read_plan as read_plan
@@ -73,7 +73,7 @@ _HOMES = {
     "leftovers": "gcore_core.config.homes",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
-    "package_folders": "gcore_core.config.package_folders",
+    "package_folders": "gcore_core.config.catalog",
     "pinned": "gcore_core.config.yaml_source",
     "print_table": "gcore_core.cli",
     "read_plan": "gcore_core.config.plan",

@@ -17,8 +17,8 @@ allocate, map_file: memory that several processes share, whose pages are there f
 from __future__ import annotations
 
 from gcore_core.store.client import allocate, map_file
+from gcore_core.wire.frames import end_in_silence, noticed_within_s
 from gcore_core.wire.framing import LENGTH_BYTES, framed, length_at, receive
-from gcore_core.wire.keepalive import end_in_silence, noticed_within_s
 from gcore_core.wire.proof import GREETING_BYTES, check_answer, prove, refusal
 from gcore_core.wire.retry import PATIENT
 from gcore_core.wire.service import RemoteFailure, decoded, encode, from_wire, to_wire

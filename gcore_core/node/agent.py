@@ -29,7 +29,7 @@ import psutil
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.contract.remote_store import NodeStore, RemoteStore
-from gcore_core.node.metering import Metering
+from gcore_core.node.devices import Metering
 from gcore_core.node.process_record import ProcessRecord
 from gcore_core.node.shared_files import Maker, SharedFiles
 from gcore_core.node.spawn import (

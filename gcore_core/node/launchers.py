@@ -26,8 +26,7 @@ from gcore_core.contract.launching import (
 )
 from gcore_core.node.agent import AgentSpec, end_hung, make_meeting, process_usage
 from gcore_core.node.config import LocalConfig, check_ports
-from gcore_core.node.devices import find_devices
-from gcore_core.node.metering import Metering
+from gcore_core.node.devices import Metering, find_devices
 from gcore_core.node.process_record import RECORD, clear_up
 from gcore_core.node.spawn import (
     allow_open_files,

@@ -25,8 +25,7 @@ from gcore_core.run.checkpoint_service import Resumed, newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job
-from gcore_core.run.machine_changes import MachinesChange
-from gcore_core.run.machines_left import place_run, say_changes
+from gcore_core.run.machines import MachinesChange, place_run, say_changes
 from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.preflight import changed_settings, check_same, check_version

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.launching import Peer, Site
-from gcore_core.contract.records import Header, StepReport
+from gcore_core.contract.records import Header, Ref, StepReport
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.contract.site_files import OneDisk, SiteFiles
-from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, OpenedCheckpoint, Retention
 from gcore_core.run.manifest import name_of
 from gcore_core.runtime.messages import (
@@ -45,14 +45,21 @@ from gcore_core.runtime.messages import (
     UnsavedWeights,
 )
 from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.columns import Chunk, pack
 from gcore_core.wire.gathering import Gathering
-from gcore_core.wire.service import Call, Service
+from gcore_core.wire.service import Call, Service, decoded, encode
 
 log = logging.getLogger(__name__)
 #: Names of the parts in a checkpoint's directory.
 STATE = "state.json"
 CONFIG = "config.json"
 SURPLUS = "surplus"
+#: Files of the records that a step kept for the next one, below ``SURPLUS``: the headers, the
+#: columns as one chunk, the media (images and the like) as another. A header's references are
+#: replaced by positions in these files.
+_HEADERS = "headers.msgpack"
+_COLUMNS = "columns"
+_MEDIA = "media"
 
 
 class CheckpointService:
@@ -130,7 +137,7 @@ class CheckpointService:
             return resumed
         writer = StoreWriter(home.store, site.home, site.secret, home.agent, "supervisor")
         to_shards = frozenset(range(shards))
-        headers = await carried_records.restore(part, writer, resumed.step, to_shards)
+        headers = await _restore_records(part, writer, resumed.step, to_shards)
         await writer.close()
         return msgspec.structs.replace(resumed, carried=headers)
 
@@ -157,7 +164,7 @@ class CheckpointService:
                 headers = self._carried_at(request.step)
                 if headers and self._store is not None:
                     # At once: after the next step the store may no longer have them.
-                    await carried_records.save(headers, self._store, path / SURPLUS)
+                    await _save_records(headers, self._store, path / SURPLUS)
                 # An attempt that was lost in this save has left its parts on other disks.
                 await self._files.remove(path)
                 for role in self._trainers:
@@ -398,3 +405,65 @@ def _encode(values: Mapping[str, Any]) -> bytes:
 
 def _decode(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes()))
+
+
+async def _save_records(headers: Sequence[Header], store: StoreReader, directory: Path) -> None:
+    """Writes the records into a new directory.
+
+    Raises OSError when it cannot, DataError for what the store lacks.
+    """
+    records = await store.records(headers)
+    columns = [own_columns for own_columns, _ in records]
+    media = {}  # each array once, also where several records refer to it
+    for header, (_, own_media) in zip(headers, records, strict=True):
+        for name, ref in header.media.items():
+            media[ref] = own_media[name]
+    position_of = {ref: position for position, ref in enumerate(media)}
+    saved_headers = [
+        msgspec.structs.replace(
+            header,
+            columns=None,
+            slot=slot,
+            media={name: _position(position_of[ref]) for name, ref in header.media.items()},
+        )
+        for slot, header in enumerate(headers)
+    ]
+
+    def write() -> None:
+        directory.mkdir()
+        (directory / _HEADERS).write_bytes(encode(saved_headers))
+        _write_chunk(directory / _COLUMNS, columns)
+        _write_chunk(directory / _MEDIA, [{array.dtype.str: array} for array in media.values()])
+
+    await asyncio.to_thread(write)
+
+
+async def _restore_records(
+    directory: Path, store: StoreWriter, step: int, shards: frozenset[int]
+) -> list[Header]:
+    """Puts the saved records into this store, for ``step`` of these shards; returns their headers.
+
+    Raises ContractError or DataError for a file that cannot be read.
+    """
+    raw = (directory / _HEADERS).read_bytes()
+    headers = decoded(msgspec.msgpack.Decoder(list[Header]), raw, "headers", str(directory))
+    columns = Chunk(memoryview((directory / _COLUMNS).read_bytes()))
+    media = Chunk(memoryview((directory / _MEDIA).read_bytes()))
+    chunk = await store.put(step, shards, [columns[header.slot] for header in headers])
+    blobs = [array for position in range(len(media)) for array in media[position].values()]
+    refs = await store.put_blobs(step, shards, blobs)
+    for slot, header in enumerate(headers):
+        header.columns = chunk
+        header.slot = slot
+        header.media = {name: refs[ref.offset] for name, ref in header.media.items()}
+    return headers
+
+
+def _position(position: int) -> Ref:
+    """Makes a reference into the file of media, of which only the offset counts."""
+    return Ref("", "", position, 0, 0, b"")
+
+
+def _write_chunk(path: Path, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pack(rows))

@@ -31,7 +31,7 @@ from gcore_core.config.plugins import Observers
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_core.node.observed import (
+from gcore_core.node.observing import (
     CheckpointSaved,
     Event,
     Failed,

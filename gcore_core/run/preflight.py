@@ -43,11 +43,10 @@ from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.run_files import WEIGHTS
 from gcore_core.run.checkpoint_service import Resumed, saved_config
+from gcore_core.run.data_checks import open_data, row_problems
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
-from gcore_core.run.opened_data import open_data
-from gcore_core.run.row_checks import row_problems
 from gcore_core.workers.checked_rewards import read_known
 
 #: The plugin whose estimates every job gets where it is installed, in gcore-tools.

@@ -24,13 +24,13 @@ from gcore_core.run.attempts import begins_from, supervise
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
+from gcore_core.run.data_checks import DATASETS
 from gcore_core.run.display import Display, open_display
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import run_apart
 from gcore_core.run.jobs import Job
-from gcore_core.run.machines_left import place_run, say_changes
+from gcore_core.run.machines import place_run, say_changes
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.opened_data import DATASETS
 from gcore_core.run.preflight import (
     check_estimates,
     check_files,

@@ -12,33 +12,32 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.config.plan import trained_roles
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
-from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.contract.records import Header, RunFacts, StepReport, WorkerFailure
 from gcore_core.node import handshake
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import CheckpointService
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
-from gcore_core.run.job_files import job_files
-from gcore_core.run.jobs import Job, worker_specs
-from gcore_core.run.machine_changes import MachineChanges, MachinesChange
+from gcore_core.run.jobs import Job, job_files, worker_specs
+from gcore_core.run.machines import MachineChanges, MachinesChange
 from gcore_core.run.observers import ChosenObservers, EveryObserver
-from gcore_core.run.restarts import Restarts
-from gcore_core.run.samples import shown_rows
-from gcore_core.run.signals import signal_name
+from gcore_core.run.worker_exits import Restarts, exit_text, last_error
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.main_thread import in_main_thread
 from gcore_core.runtime.messages import (
@@ -49,7 +48,6 @@ from gcore_core.runtime.messages import (
     HUNG,
     KILL,
     PUBLISHED,
-    RESTART_EXIT_CODE,
     SAVE_RUN,
     SPAWN,
     STEP_END,
@@ -413,7 +411,7 @@ class Supervisor:
         if report.samples and self._evaluated is not None:
             home = site.home_node
             reader = StoreReader(home.store, site.home, site.secret, home.agent)
-            rows = await shown_rows(report.samples, reader, self._evaluated)
+            rows = await _shown_rows(report.samples, reader, self._evaluated)
             run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(
@@ -547,7 +545,7 @@ class Supervisor:
             if not self._controllers or (ends_early and exited.name == LEAD):
                 self._end()
             return
-        reason = f"ended with {_code(exited.code)}"
+        reason = f"ended with {exit_text(exited.code)}"
         role, _, rank = exited.name.rpartition(".")
         self._lost_trainer |= role in trained_roles(self._job.plan)
         log_file = run_files.log_path(self._job.directory, exited.name)
@@ -558,7 +556,7 @@ class Supervisor:
         if in_vain is not None:
             raise in_vain
         if goes_on:
-            message = exited.running or _last_error(exited)
+            message = exited.running or last_error(exited)
             why = f"\n  {message}" if message else ""
             self._note(f"{exited.name} {reason}; it is started again{why}")
             return
@@ -642,16 +640,31 @@ def _some(names: list[str], limit: int = 6) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def _last_error(exited: WorkerExit) -> str:
-    """Returns the last error that a worker logged before it asked to be started again.
+async def _shown_rows(
+    headers: Iterable[Header], reader: StoreReader, dataset: Dataset
+) -> list[dict[str, Any]]:
+    """Returns the rows of ``samples/step_*.jsonl``.
 
-    It is empty for a worker that ended otherwise.
+    A row has prompt, text, rewards, mode ("greedy" or "sampled") and status. A record with pictures
+    has ``arrays`` too: name -> each column or medium that is uint8[H, W, C]. Records without
+    columns are left out.
     """
-    if exited.code != RESTART_EXIT_CODE:
-        return ""
-    parts = [line.partition(f" {exited.name} ERROR ") for line in exited.tail.splitlines()]
-    return next((message for _, is_error, message in reversed(parts) if is_error), "")
-
-
-def _code(code: int) -> str:
-    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    shown = [header for header in headers if header.columns is not None]
+    contents = await reader.records(shown)
+    prompts = in_main_thread(lambda: [dataset[header.row] for header in shown])
+    rows = []
+    for header, prompt, (columns, media) in zip(shown, prompts, contents, strict=True):
+        pictures = {
+            n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3
+        }
+        text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
+        row: dict[str, Any] = {
+            "prompt": prompt.text if prompt.text is not None else prompt.messages,
+            "text": text,
+            "rewards": header.rewards,
+            # An evaluation draws row r as ordinal -(2r + 1), greedily, and as -(2r + 2), sampled.
+            "mode": ("greedy", "sampled")[(-header.ordinal - 1) % 2],
+            "status": header.status,
+        }
+        rows.append(row | ({"arrays": pictures} if pictures else {}))
+    return rows
