@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -93,14 +94,55 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""
 
 
-class Agent:
+class NodeAgent(ABC):
+    """Serves one node: its slabs, its workers' starts and ends, and what they use.
+
+    slabs: the agent's side of the store.
+    """
+
+    def __init__(self, slabs: SlabService) -> None:
+        self.slabs = slabs
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._metering = Metering()
+
+    def register(self, service: Service) -> None:
+        self.slabs.register(service)
+        service.add(SPAWN, self.spawn)
+        service.add(EXITS, self.exits)
+        service.add(USAGE, self.usage)
+        service.add(METER, self.meter)
+
+    @abstractmethod
+    async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
+        """Starts workers, and watches them from then on."""
+
+    @abstractmethod
+    async def usage(self, request: Nothing, call: Call) -> UsageReply:
+        """Measures what the agent and its workers use, without those that have just ended."""
+
+    @abstractmethod
+    def pids(self) -> dict[str, int]:
+        """Returns the name of each living worker -> its process."""
+
+    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
+        """Streams the end of every worker, each once: those before it at once, others as they
+        happen.
+        """
+        while True:
+            yield await self._exits.get()
+
+    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
+        """Reads how long the devices of living workers were in use."""
+        return await self._metering.read(request, self.pids())
+
+
+class Agent(NodeAgent):
     """Starts and watches the workers of one node, and serves its slabs.
 
     An agent of a launcher may derive from it. What it overrides, it extends: ``register``, ``end``,
     ``signals`` and ``spawn``.
 
     name: of the agent.
-    slabs: the agent's side of the store.
     stopped: set when the agent is to end.
     """
 
@@ -118,9 +160,9 @@ class Agent:
         is_remote: its supervisor is on another machine, so it cannot be seen here whether that
             lives.
         """
+        super().__init__(SlabService(spec.store, spec.secret, join))
         self._spec = spec
         self.name = spec.name
-        self.slabs = SlabService(spec.store, spec.secret, join)
         self.stopped = asyncio.Event()
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
@@ -133,21 +175,14 @@ class Agent:
         self._record = ProcessRecord(
             spec.record, (spec.store.directory, spec.meeting), is_remote=is_remote
         )
-        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         self._stopping = False
 
     def register(self, service: Service) -> None:
-        self.slabs.register(service)
-        service.add(SPAWN, self.spawn)
-        service.add(EXITS, self.exits)
-        service.add(USAGE, self.usage)
-        service.add(METER, self.meter)
+        super().register(service)
         service.add(KILL, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
-        """Starts workers, and watches them from then on."""
         if self._looking is None and any(spec.shared_memory for spec in request.workers):
             self._looking = asyncio.ensure_future(self._look_regularly())
         for spec in request.workers:
@@ -273,29 +308,17 @@ class Agent:
             self._look()
             await asyncio.sleep(_LOOK_S)
 
-    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        """Streams the end of every worker, each once: those before it at once, others as they
-        happen.
-        """
-        while True:
-            yield await self._exits.get()
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._workers.items()}
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        """Measures what the agent and its workers use, without those that have just ended."""
         self._look()
-        pids = {name: process.pid for name, process in self._workers.items()}
-        pids[self._spec.name] = os.getpid()
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
-        for name, pid in pids.items():
+        for name, pid in (self.pids() | {self._spec.name: os.getpid()}).items():
             with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
-
-    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
-        """Reads how long the devices of living workers were in use."""
-        pids = {name: process.pid for name, process in self._workers.items()}
-        return await self._metering.read(request, pids)
 
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
         """Ends a worker that hangs; nothing happens where it has ended already."""
