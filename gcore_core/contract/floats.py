@@ -3,7 +3,7 @@
 Who wrote 3.14 into a float32 column means 3.14. As a float of 64 bits its content is
 3.140000104904175, which no text and no tolerance of a reward takes for 3.14.
 
-Types are those of Arrow. Arrow is not imported here: whoever has such a type has imported it.
+Types are Arrow's. Arrow is not imported here: who has such a type has imported it.
 """
 
 from __future__ import annotations

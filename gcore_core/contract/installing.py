@@ -114,7 +114,7 @@ def _missing(name: str, extras: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _of_project(folder: Path, extras: Sequence[str]) -> list[str]:
-    """Returns the requirements of a project of the checkout, with those of some extras."""
+    """Returns the requirements of a project of the checkout, with some extras'."""
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     optional = project.get("optional-dependencies", {})
@@ -122,7 +122,7 @@ def _of_project(folder: Path, extras: Sequence[str]) -> list[str]:
 
 
 def _of_wheel(wheel: Path, extras: Sequence[str]) -> list[str]:
-    """Returns the requirements of a wheel, with those of some extras."""
+    """Returns the requirements of a wheel, with some extras'."""
     lines = [
         line
         for inside in Distribution.discover(path=[str(wheel)])

@@ -18,7 +18,7 @@ home_of: what to install for a plugin.
 leftovers, uninstall_command: distributions of 0.2 that are still here, and what removes them.
 package_folders: finds the folders of one name that plugins bring in their packages.
 print_table: prints rows under headings.
-say_phase: prints what a command does now, beside what it is asked to print.
+say_phase: prints what a command does now, besides what it is asked to print.
 write_file: writes the file that an option names.
 flat: dotted key -> value of a tree.
 pinned: a path with the run itself for a link ``latest``.

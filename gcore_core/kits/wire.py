@@ -1,4 +1,4 @@
-"""Has the parts of a connection of one's own between processes of a run, as the core's are made.
+"""Holds the parts of a connection of one's own between processes of a run, as the core's are made.
 
 Who connects to another machine does so by TLS with the run's identity, then proves that it is of
 the run, and sends framed messages. Nothing on a stream is a pickle.

@@ -4,7 +4,7 @@ A launcher starts it by ``python -m gcore_core.node.agent``. It ends at a signal
 its lifeline ends: a pipe from its launcher. Workers and slabs end with their agent.
 
 A launcher for several machines starts an agent of its own in its place, which derives from this one
-and joins its store and its files with those of the others.
+and joins its store and its files with the others'.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Agent(NodeAgent):
     ) -> None:
         """Prepares an agent; nothing is served yet.
 
-        join: joins this node's store with those of others.
+        join: joins this node's store with others.
         is_remote: its supervisor is on another machine, so it cannot be seen here whether that
             lives.
         """
@@ -411,7 +411,7 @@ async def end_hung(process: Process) -> None:
 def process_usage(pid: int) -> tuple[float, float]:
     """Measures (user and system seconds of the process and its ended children, peak resident MiB).
 
-    Seconds of the process itself are exact; those of its ended children are whole hundredths.
+    Seconds of the process itself are exact, of its ended children whole hundredths.
 
     Raises OSError for a process that has ended.
     """
@@ -481,7 +481,7 @@ async def serve_agent(agent: Agent, network: Network, meeting: str, lifeline: in
 
 
 def log_as(name: str) -> None:
-    """Has this process write its log as the agent of that name."""
+    """Lets this process write its log as the agent of that name."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
 
 

@@ -29,7 +29,7 @@ def find_devices(devices: str | int) -> tuple[Device, ...]:
 def share_of_cores(devices: Sequence[int], in_use: int) -> int:
     """Returns how many CPU threads a worker may use: its part of this machine's cores.
 
-    devices: those of the worker.
+    devices: the worker's.
     in_use: how many devices of this machine are in use while it works, its own among them.
     """
     cores = len(os.sched_getaffinity(0))

@@ -1,7 +1,7 @@
 """Writes down what a node agent has started, so that somebody can clear up after one that is lost.
 
 The agent holds a ``ProcessRecord``, a file in the directory of logs. It is gone when the agent has
-ended its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the
+ended its workers itself. Else somebody calls ``clear_up`` with that file: what ends the run, the
 next agent of the same run, or what a launcher has put on another machine than the run's.
 """
 
@@ -68,7 +68,7 @@ class _Contents(msgspec.Struct, kw_only=True):
     boot: the start of the machine that the ticks are counted from.
     supervisor: the process whose agent wrote it; while it lives it clears up by itself.
     files: what workers have made in shared memory.
-    directories: the agent's own, such as those of its slabs and sockets.
+    directories: the agent's own, such as for slabs and sockets.
     """
 
     boot: str
@@ -137,7 +137,7 @@ def clear_up(path: Path, agent: StartedProcess | None = None) -> int:
     """Ends what a lost agent has left: its processes, then their files, then its record.
 
     A process is killed only if it is still the one that was written down. Where the machine was
-    started anew since, its processes are gone, and only the record is removed.
+    started again since, its processes are gone, and only the record is removed.
 
     path: of the agent's record.
     agent: only what this one has written down is touched; None: what any has. The record may be

@@ -171,7 +171,7 @@ def _spec_file(spec: Any) -> BinaryIO:
 def signal_at_end(
     pipe: int, receiver: int, number: signal.Signals, *, is_group: bool = True
 ) -> None:
-    """Has the kernel send a signal to a process group when nobody can write to a pipe any more.
+    """Lets the kernel send a signal to a process group when nobody can write to a pipe any more.
 
     It reaches processes that are stopped or hang, which would not read the pipe. The settings
     belong to the open pipe, not to this descriptor or process: they hold as long as the process

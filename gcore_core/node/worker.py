@@ -179,7 +179,7 @@ class Worker:
 
         def request() -> Nothing:
             nonlocal asked_s
-            asked_s = clock()  # of each try anew: the answer belongs to the last one
+            asked_s = clock()  # at each try: the answer belongs to the last one
             return Nothing()
 
         answer = await insist_with(self._network.peer("supervisor"), TIME_OF_DAY, request)

@@ -94,7 +94,7 @@ class CheckpointService:
         self._files: SiteFiles = OneDisk()
         # What every rank has begun to save, until it is committed.
         self._begun: CommitCheckpoint | None = None
-        #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
+        #: Step -> its metrics and its evaluation's, for the two latest that were reported.
         self._reported: dict[int, dict[str, float]] = {}
         #: Step -> the metric ``checkpoint.best``. A step may be evaluated long after its save.
         self._best: dict[int, dict[str, float]] = {}
@@ -142,7 +142,7 @@ class CheckpointService:
         return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
-        """Keeps the records that a shard carries over from a step; drops those of earlier steps."""
+        """Keeps the records that a shard carries over from a step; drops earlier ones."""
         self._carried = {
             (step, shard): carried
             for (step, shard), carried in self._carried.items()
@@ -180,7 +180,7 @@ class CheckpointService:
         return place
 
     def _carried_at(self, step: int) -> list[Header]:
-        """Returns the records that a step carries over; those of shard 0 come first."""
+        """Returns the records that a step carries over, shard 0's first."""
         headers: list[Header] = []
         for (carried_step, _), part in sorted(self._carried.items(), key=lambda item: item[0]):
             if carried_step == step:
@@ -460,7 +460,7 @@ async def _restore_records(
 
 
 def _position(position: int) -> Ref:
-    """Makes a reference into the file of media, of which only the offset counts."""
+    """Makes a reference into the file of media; only its offset counts."""
     return Ref("", "", position, 0, 0, b"")
 
 

@@ -1,7 +1,7 @@
 """Begins, commits, finds and removes the checkpoints of a run; one is committed whole or not at all.
 
     checkpoints = Checkpoints(run_dir)
-    directory = checkpoints.begin(120)          # step-000120.partial; whoever has a part writes it there
+    directory = checkpoints.begin(120)          # step-000120.partial; all write their parts there
     checkpoints.commit(120, facts)              # every file on disk, the manifest on disk, then one rename
     opened = checkpoints.open()                 # the newest that is whole
 
@@ -62,7 +62,7 @@ class CheckpointFacts:
 
     lock: distribution -> version.
     config_hash: of the resolved configuration.
-    metrics: those of the step, by which ``Retention`` finds the best; only finite ones are saved.
+    metrics: the step's, by which ``Retention`` finds the best; only finite ones are saved.
     weights_sha256: of the policy's weights; "" where it was not taken.
     """
 
@@ -133,7 +133,7 @@ class Checkpoints:
     # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """Makes an empty directory for a step's parts; removes those of saves that never ended,
+        """Makes an empty directory for a step's parts; removes parts of saves that never ended,
         once ``restore`` is done.
 
         Raises CheckpointError when it cannot be made, or when the disk has less room than the

@@ -186,7 +186,7 @@ def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes the evaluated answers of one step. A full disk is logged and does not end the run.
 
-    Each of a row's ``arrays`` is saved as step_000020/<line>-<name>.npy beside the file. In the
+    Each of a row's ``arrays`` is saved as step_000020/<line>-<name>.npy next to the file. In the
     written row, ``arrays`` holds the names of these files, relative to ``samples/``.
     """
     path = samples_path(run_dir, step)
@@ -248,7 +248,7 @@ def _write_or_log(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, of which no reader ever sees half.
+    """Writes a file; no reader ever sees half of it.
 
     Raises ConfigError when it cannot be written.
     """

@@ -47,7 +47,7 @@ def export(run_dir: Path, to: Path, role: str = POLICY) -> int:
 
 
 def write_whole(to: Path, write: Callable[[Path], None]) -> int:
-    """Has ``write`` make a directory of weights, checks it and moves it to ``to``.
+    """Calls ``write`` to make a directory of weights, checks it and moves it to ``to``.
 
     Returns its size in bytes. Raises ConfigError when ``to`` exists or cannot be written, DataError
     when a file in it is damaged.
@@ -138,7 +138,7 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             why=f"it has neither {CONFIG} nor {METRICS}",
             todo="name a directory such as runs/<name>/<NNN>",
         )
-    todo = f"start it anew: g-core run {run_dir / CONFIG} run.dir=null"
+    todo = f"start it again: g-core run {run_dir / CONFIG} run.dir=null"
     if any((run_dir / CHECKPOINTS).glob("step-*")):
         todo = (
             f"go on with it: g-core resume {run_dir}; or export what it has saved: --step N, of "
@@ -184,7 +184,7 @@ def _check(weights: Path) -> None:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """Returns the names of the tensors in a safetensors file, of which only the header is read.
+    """Returns the names of the tensors in a safetensors file; it reads the header alone.
 
     Raises DataError unless the tensors fill the file to its last byte.
     """

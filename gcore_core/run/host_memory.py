@@ -25,7 +25,7 @@ def host_memory(
 ) -> str:
     """Says in one sentence what stays in host memory; "" where nobody sleeps or nothing is kept.
 
-    models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files, and
+    models: role -> its ``model:`` mapping; a model's bytes are its safetensors files', and
         are not known where its path is no directory with such files, as for a name on the hub.
     host_bytes: the memory of a node; 0: as much as this machine has.
     Raises PlacementError when a node would have to keep more than it has.
@@ -64,7 +64,7 @@ def _kept_bytes(
     plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Counter[str]], list[str]]:
     """Returns node -> the bytes that sleeping generators keep in its memory, by role; and the roles
-    of which it is not known.
+    for which it is not known.
     """
     node_of = {device.index: device.node for device in placed.window.devices}
     sleepers = placed.sleeps if placed.moves else placed.asleep_in_training

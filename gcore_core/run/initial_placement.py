@@ -47,7 +47,7 @@ class Placed:
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: generator roles whose backend can sleep.
-    asleep_in_training: those of ``sleeps`` that sleep while the trainer works.
+    asleep_in_training: roles of ``sleeps`` that sleep while the trainer works.
     asleep_in_rollout: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
@@ -177,7 +177,7 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
     the policy names cannot read the devices of this machine.
 
     nodes: the machines of the run.
-    slots: of each role; None: those of the job.
+    slots: of each role; None: the job's.
     """
     roles = plan.settings.roles
     sizes = _replica_sizes(plan)

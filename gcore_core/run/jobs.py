@@ -73,7 +73,7 @@ COMPARING = "gcore_core.builtin.band:Comparing"
 COPY = "copy"
 #: Sections of the job that name nothing which a worker reads.
 _OF_THE_RUN = ("run", "launcher", "cluster", "checkpoint", "observers", "plugins")
-#: Observers run beside the supervisor alone, so their code is on no other node.
+#: Observers run next to the supervisor alone, so their code is on no other node.
 _AT_HOME = "observers."
 #: Keys that name a provider, or an interpreter, which is looked for by itself.
 _NO_FILES = ("use", "python", "make")
@@ -122,7 +122,8 @@ class Job:
         """Returns the name of each process but the supervisor and agents -> its node's name.
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
-        the nodes in turn: those of the same number, which speak with each other, are on one node.
+        the nodes in turn: a scorer and a controller with one number, which speak with each other,
+        share one.
         """
         nodes = self.placed.node_names
         where: dict[str, str] = {}
@@ -155,7 +156,7 @@ class Job:
 
 
 def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
-    """Returns one spec for each worker: those of roles, then scorers, then controllers."""
+    """Returns one spec for each worker: of roles, then scorers, then controllers."""
     specs = []
     for role in job.plan.settings.roles:
         kind = job.plan.provided[f"roles.{role}"].kind
@@ -215,7 +216,7 @@ def _spec(
 def _opened(
     job: Job, factories: Mapping[str, FactorySpec], settings: AnySettings
 ) -> dict[str, NamedFile]:
-    """Returns those of the job's files that a worker opens, with those of Python beside them."""
+    """Returns the job's files that a worker opens, with the Python files next to them."""
     context = PlainContext() if isinstance(settings, JobFacts) else settings.context
     configs = [spec.config for spec in factories.values()]
     opened = {text for _, text in texts(to_builtins([*configs, context.model, context.policy]))}
@@ -279,8 +280,8 @@ def _take_adapters(job: Job, trainer: str) -> bool:
 
 
 def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
-    """Returns what a trainer builds beside its backend: its objective, the job's or its own, and an
-    advantage that is computed on ranks.
+    """Returns what a trainer builds besides its backend: its objective, the job's or its own, and
+    an advantage that is computed on ranks.
     """
     own = f"roles.{role}.objective"
     chosen = _chosen(job, own if own in job.plan.provided else "objective", "advantage")
@@ -443,7 +444,7 @@ def _is_of_groups(job: Job, reward: str) -> bool:
 
 
 def _chosen(job: Job, *paths: str) -> dict[str, FactorySpec]:
-    """Returns the factories of those of the sections in which something is chosen.
+    """Returns the factories of the sections in which something is chosen.
 
     A step program does not need all of them, so a section may be empty.
     """
@@ -483,7 +484,7 @@ def _data_parallel(job: Job, role: str) -> list[list[str]]:
 
 
 def _read_columns(job: Job) -> tuple[str, ...]:
-    """Returns the columns that the rollout's records have beside those of every generator."""
+    """Returns the columns of the rollout's records that not every generator writes."""
     rollout = job.plan.provided.get(f"roles.{ROLLOUT}")
     spec = rollout.spec if rollout else None
     return spec.columns if isinstance(spec, GeneratorProvider) else ()
@@ -558,7 +559,7 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
     The role is "" for what is not below ``roles``. A value names a path when it has a slash and
     something is there; the files of the project's own code are named, too. Left out are keys that
     end with ``_dir``, which say where something is written, and the run's own directory with those
-    above it. With a file of Python come those beside it that it imports.
+    above it. With a file of Python come the files next to it that it imports.
     """
     config = dict(job.plan.config)
     roles = {
@@ -582,7 +583,7 @@ def named_paths(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _texts(tree: Any, key: str = "") -> Iterator[str]:
-    """Yields each text of a tree that has a slash, but those of keys that name no input."""
+    """Yields each text of a tree that has a slash, but not under keys that name no input."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             if name not in _NO_FILES:

@@ -1,7 +1,7 @@
-"""Has the looks of plugins answered, in one helper process an interpreter.
+"""Answers the looks of plugins, in one helper process an interpreter.
 
 A look (``gcore_core.contract.looking``) is answered by what was kept of it in the user's cache, or
-by a helper process. Only an answer without problems is kept: what mends a problem may be something
+by a helper process. Only an answer without problems is kept: what fixes a problem may be something
 that nobody named. It holds as long as
 
     the look itself, the interpreter and the distributions that are installed there are the same;
@@ -60,7 +60,7 @@ class Seen:
 def look_at(
     looks: Sequence[tuple[str, Look]], say: Callable[[str], None], limit_s: float = _LIMIT_S
 ) -> Seen:
-    """Has all looks answered.
+    """Answers all looks.
 
     looks: the plugin's name, and its look.
     say: told once what goes on, where it takes longer than a second.
@@ -238,7 +238,7 @@ class _HelperAnswer:
 
 
 class _Helper:
-    """Has looks answered by helper processes of one interpreter.
+    """Answers looks by helper processes of one interpreter.
 
     One that ends early or hangs costs the look that it was at; another one answers those behind.
 

@@ -150,7 +150,7 @@ def _not_enough(found: FoundNodes, reason: str, wait_s: float) -> ConfigError:
         "the run does not fit on the machines that are left",
         where="cluster",
         why="\n".join([reason, *missing[:2]]),
-        todo=f"it has waited {wait_s:g} s (cluster.wait_s): mend them and call g-core resume, or "
+        todo=f"it has waited {wait_s:g} s (cluster.wait_s): fix them and call g-core resume, or "
         "resume it with fewer slots",
         missing=list(found.missing),
     )
@@ -216,7 +216,7 @@ class MachineChanges:
             await self._leave(node)
 
     async def _look(self) -> None:
-        """Has machines leave that somebody names in the run's directory."""
+        """Lets go of machines that somebody names in the run's directory."""
         while True:
             for file in _empty_files(self.job.directory / run_files.LEAVE):
                 hosts = {node: self.job.placed.host(node) for node in self.site.nodes}

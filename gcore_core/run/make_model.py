@@ -147,15 +147,15 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
 def _key(file: Path, name: str, config: dict[str, Any]) -> str:
     """Returns <stem of the file>-<hash of all that the model depends on>.
 
-    Files beside it that it imports are part of that.
+    Files next to it that it imports are part of that.
     """
-    beside = [one.read_bytes().hex() for one in files_beside(file)]
+    imported = [one.read_bytes().hex() for one in files_beside(file)]
     parts = (
         file.read_bytes().hex(),
         name,
         config,
         {library: _version(library) for library in _LIBRARIES},
-        *([beside] if beside else []),
+        *([imported] if imported else []),
     )
     content = msgspec.json.encode(parts, order="deterministic")
     return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"

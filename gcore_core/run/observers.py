@@ -94,7 +94,7 @@ class ObserverProcess:
         self._send(spec)
 
     def tell(self, event: Event) -> None:
-        """Has the observer told of an event some time; returns at once."""
+        """Sends the observer an event later; returns at once."""
         if self._is_ended:
             return
         self._send(event)
@@ -205,7 +205,7 @@ class ChosenObservers:
         self._processes: list[ObserverProcess] | None = None
 
     def tell(self, event: Event) -> None:
-        """Has every observer told of an event, and says which of them have failed meanwhile."""
+        """Sends every observer an event, and says which of them have failed meanwhile."""
         if self._processes is None:
             if not isinstance(event, RunStarted):
                 return  # the run has failed before there was anything to observe

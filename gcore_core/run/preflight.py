@@ -131,7 +131,7 @@ def see_files(
 
 def _with_made(plan: Plan) -> dict[str, Any]:
     """Returns the configuration with the directory of each model that the job makes, as ``path``
-    beside ``make``, where it has been made.
+    next to ``make``, where it has been made.
     """
     config = dict(plan.config)
     config["roles"] = roles = dict(config["roles"])
@@ -201,7 +201,7 @@ def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
 
 
 def _check_waves(plan: Plan) -> None:
-    """Has the sampling program cut a group of the advantage's size into waves.
+    """Asks the sampling program to cut a group of the advantage's size into waves.
 
     Raises ConfigError where all samples of a group would be the same and teach nothing.
     """

@@ -1,6 +1,6 @@
 """Starts the supervisor as a child, and again from the newest checkpoint when it is killed.
 
-``g-core run`` is two processes. The first one does nothing but wait: whoever looks for memory to
+``g-core run`` is two processes. The first one does nothing but wait: what looks for memory to
 free, or kills what has a large log, does not find it. The second one is the supervisor. Signals
 that only the first one gets are passed on; when the first one is killed, the second one is too.
 

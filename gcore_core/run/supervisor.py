@@ -244,9 +244,7 @@ class Supervisor:
             await self._checkpoints.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
-        """Has every node have the job's files, restores a resumed run's state, and has the node
-        agents start every worker.
-        """
+        """Gives nodes the job's files, restores a resumed run's state and starts every worker."""
         await site.files.provide(job_files(self._job, site.where), self._display.phase)
         resumed = await self._checkpoints.enter(site, self._job.resumed, self._job.shards)
         if resumed is not None:
@@ -264,7 +262,7 @@ class Supervisor:
         )
 
     def stop(self, within_s: float) -> bool:
-        """Has the lead save the run's state and end; then all processes end.
+        """Asks the lead to save the run's state and end; then all processes end.
 
         They end after ``within_s`` seconds even if the lead has not. Where the site is just closed,
         they end already. Returns False, and does nothing, when there is nothing to save yet.
@@ -346,7 +344,7 @@ class Supervisor:
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
-        """Has a process that does not answer in time write its stacks to its log, and kills it.
+        """Kills a process that does not answer in time; it writes its stacks to its log first.
 
         From then on it is handled like any process that was lost.
         """
@@ -439,7 +437,7 @@ class Supervisor:
                 )
 
     async def _save_if_asked(self, site: Site) -> None:
-        """Has the lead save the run at the end of a step, where a file in its directory asks."""
+        """Asks the lead to save the run where a file in its directory asks for that."""
         request = self._job.directory / run_files.SAVE
         if not request.exists():
             return
@@ -451,13 +449,13 @@ class Supervisor:
             )
 
     async def _ask_to_save(self, site: Site) -> None:
-        """Has the lead save the run at the end of the step that runs."""
+        """Asks the lead to save the run at the end of the step that runs."""
         await self._ready.wait()
         with contextlib.suppress(GcoreError):
             await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
 
     async def _move_on_if_due(self, site: Site, step: int) -> None:
-        """Has the lead end, where the attempt is to end at a checkpoint and this step has one.
+        """Asks the lead to end, where the attempt ends at a checkpoint and this step has one.
 
         The lead then finishes the save that it has begun. Not behind the run's last step.
         """
@@ -569,7 +567,7 @@ class Supervisor:
         raise cause
 
     async def _check_machines(self) -> None:
-        """Raises WorkerDied when a machine is lost of which nobody has heard yet.
+        """Raises WorkerDied when a machine is lost and nobody has said so yet.
 
         A worker's error may come of that. After the loss of a machine the run goes on, but after an
         error it ends.

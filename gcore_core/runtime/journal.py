@@ -86,7 +86,7 @@ class Journal:
         be done; then its readers see those steps twice.
 
         next_step: the first step that is made again, as the rows count.
-        undone: the other file; None: the one beside the journal, NAME.undone.jsonl.
+        undone: the other file; None: the one next to the journal, NAME.undone.jsonl.
         """
         try:
             return self._shorten(next_step, undone or self.path.with_suffix(".undone.jsonl"))

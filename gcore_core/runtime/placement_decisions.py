@@ -65,7 +65,7 @@ def ask_policy(
 
 
 def prepare_policy(policy: PlacementPolicy, provider: str, window: Window) -> None:
-    """Has a policy that ``Prepares`` do so. Raises ContractError for what it raises."""
+    """Prepares a policy that ``Prepares``. Raises ContractError for what it raises."""
     if not isinstance(policy, Prepares):
         return
     try:

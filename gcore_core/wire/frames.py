@@ -1,7 +1,7 @@
 """Sends and receives messages of calls on a stream, in the event loop.
 
 The first message of each side is a greeting and its answer, see ``proof``. All others are lists of
-frames: those that are put in one turn of the event loop share a message, as long as they are short.
+frames. Short frames that are put in one pass of the event loop share a message.
 
 The kernel ends connections to machines that give no sign of life. The kernel there gives such
 signs, also for a process that is stopped or busy. It does so when it is asked (keepalive, where
@@ -82,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames_bytes = 0
         self._partial = bytearray()  # a message that is not whole yet, at its full length
         self._partial_bytes = 0  # how much of it has come
-        self._length_part = b""  # of a length, of which not all four bytes have come
+        self._length_part = b""  # of a length whose four bytes have not all come
         self._wrong = ""
 
     def connection_made(self, transport: Any) -> None:
@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self.lost(self._wrong)
 
     def end_in_silence(self, silence_s: float) -> None:
-        """Has the kernel end the stream when the machine at its other end gives no sign of life.
+        """Lets the kernel end the stream when the machine at its other end gives no sign of life.
 
         silence_s: for so long; 0: as long as the kernel likes. Unix sockets are left alone.
         """
@@ -109,7 +109,7 @@ class Connection(asyncio.BufferedProtocol):
     def admit(self, received: Callable[[Any], None]) -> None:
         """Ends the greeting: messages may be long from now on, and go to ``received``."""
         self.received = received
-        # One frame's body has at most half of that. The rest is for short frames beside it.
+        # One frame's body has at most half of that. The rest is for short frames with it.
         self._limit_bytes = 2 * MESSAGE_LIMIT_BYTES
 
     @property
@@ -117,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.is_closing()
 
     def put(self, frame: Frame) -> None:
-        """Sends a frame at the end of this turn of the event loop, with those put before it.
+        """Sends a frame at the end of this pass of the event loop, with those put before it.
 
         When the stream has ended, nothing happens: ``lost`` says why.
         """
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def end_in_silence(stream: socket.socket, silence_s: float) -> None:
-    """Has the kernel end a stream when the machine at its other end is silent for so long.
+    """Lets the kernel end a stream when the machine at its other end is silent for so long.
 
     silence_s: at least 1. Unix sockets are left alone.
     """

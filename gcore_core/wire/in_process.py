@@ -20,7 +20,7 @@ from gcore_core.wire.peers import CallingPeer
 from gcore_core.wire.service import Body, Call, encode, to_wire
 
 T = TypeVar("T")
-_LOST = -1  # in place of an answer, beside the kinds of frames: the connection broke
+_LOST = -1  # in place of an answer, besides the kinds of frames: the connection broke
 _Inbox = asyncio.Queue[tuple[int, bytes]]  # a call's answers that nobody has read yet
 
 

@@ -21,7 +21,7 @@ _FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 
 
 class HasDeadlines(Protocol):
-    """Has the deadlines of a process's calls.
+    """Holds the deadlines of a process's calls.
 
     deadlines: of calls that give none of their own; they may be replaced at any time.
     """

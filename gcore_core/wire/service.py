@@ -76,7 +76,7 @@ class Service:
 
     answered: set when a request was answered, or an item of a stream was sent. A sign of life and a
         push (``Wait.SOON``) do not count: what kills a process may come after them.
-    deadlines: those of its callers, which say how often a request must show progress; None: it does
+    deadlines: its callers', which say how often a request must show progress; None: it does
         so every ``PROGRESS_S``.
     """
 

@@ -247,7 +247,7 @@ class RpcPeer(CallingPeer):
     """Calls over a stream; it is the client's end.
 
     It connects on first use. A stream that breaks fails the calls that run over it; the next call
-    connects anew.
+    connects again.
     """
 
     _network: RpcNetwork
