@@ -657,10 +657,14 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
                 why=f"file: {local_plugins[name].module}",
                 todo="rename the file; a name cannot be shared",
             )
+    mentions = [mention for mention in mentions if mention[0] not in local_plugins]
+    named_at: dict[str, str] = {}
+    for name, where, _ in mentions:
+        named_at.setdefault(name, where)
+    installed.require(named_at)
     for name, where, pin in mentions:
-        if name not in local_plugins:
-            plugin = installed.get(name, where=where, pin=pin)
-            plugins_to_load.setdefault(name, (plugin, where))
+        plugin = installed.get(name, where=where, pin=pin)
+        plugins_to_load.setdefault(name, (plugin, where))
     plugins = Plugins()
     for plugin, where in [*plugins_to_load.values(), *((plugin, "local") for plugin in locals_)]:
         plugins.load(plugin, where=where)
