@@ -195,7 +195,11 @@ class Advantage(Protocol):
         It is summed over the shards. K is 0 where groups need nothing of each other.
         """
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+    def of(
+        self,
+        groups: Sequence[GroupScalars],
+        statistics: np.ndarray,
+    ) -> list[np.ndarray]:
         """Returns for each group the advantages of its records, float64[S].
 
         statistics: float64[K], the sum over all shards of what ``statistics`` returned.

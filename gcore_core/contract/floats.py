@@ -43,7 +43,8 @@ def _converter(kind: Any) -> Convert | None:
     if str(kind) in _KINDS:
         narrow = _KINDS[str(kind)]
         return lambda value: None if value is None else shortest(value, narrow)
-    if hasattr(kind, "storage_type"):  # an extension type, such as an array of two dimensions
+    # An extension type, such as an array of two dimensions.
+    if hasattr(kind, "storage_type"):
         return _converter(kind.storage_type)
     if hasattr(kind, "item_type"):  # a map: a list of pairs
         pair = (_converter(kind.key_type), _converter(kind.item_type))

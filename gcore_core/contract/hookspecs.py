@@ -212,7 +212,10 @@ def gcore_check_files(  # type: ignore[empty-body]
 
 @hookspec
 def gcore_preflight(  # type: ignore[empty-body]
-    job: ResolvedJob, placed: PlacedJob, overrides: Sequence[str], facts: Mapping[str, int]
+    job: ResolvedJob,
+    placed: PlacedJob,
+    overrides: Sequence[str],
+    facts: Mapping[str, int],
 ) -> Iterable[str | GcoreError]:
     """Notes on a start, such as what it will need of memory, one sentence each; and errors, made
     and not raised, for what cannot start.

@@ -37,7 +37,11 @@ def install_command(*requirements: str, python: str = sys.executable) -> str:
     return shlex.join([python, "-m", "pip", "install", *words])
 
 
-def install_words(name: str, extras: Sequence[str] = (), version: str = "") -> tuple[str, ...]:
+def install_words(
+    name: str,
+    extras: Sequence[str] = (),
+    version: str = "",
+) -> tuple[str, ...]:
     """Returns pip's arguments for one distribution.
 
     extras: of the distribution, such as ``("math",)``.

@@ -128,7 +128,12 @@ def check_seal(
 
 
 def check_receipt(
-    receipt: int, seal: int, ordinal: int, sample: int, values: Mapping[str, float], where: str
+    receipt: int,
+    seal: int,
+    ordinal: int,
+    sample: int,
+    values: Mapping[str, float],
+    where: str,
 ) -> None:
     """Raises RecordMismatch when a record's rewards are not those that its scorers gave it.
 

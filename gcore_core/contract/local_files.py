@@ -82,7 +82,11 @@ def files_beside(file: Path) -> list[Path]:
     return _with_imports([file], folder, lambda name: _beside(name, str(folder)) is None)[1:]
 
 
-def files_of_module(name: str, folder: Path, is_installed: Callable[[str], bool]) -> list[Path]:
+def files_of_module(
+    name: str,
+    folder: Path,
+    is_installed: Callable[[str], bool],
+) -> list[Path]:
     """Returns the files of a module in a folder, and those there that it imports in turn.
 
     is_installed: whether a name, without dots, means what is installed, also where such a file is
@@ -154,7 +158,11 @@ def _with_imports(
     return files
 
 
-def _imports(file: Path, folder: Path, is_elsewhere: Callable[[str], bool]) -> Iterator[Path]:
+def _imports(
+    file: Path,
+    folder: Path,
+    is_elsewhere: Callable[[str], bool],
+) -> Iterator[Path]:
     """Yields the files that a file's import statements mean, of those in a folder and below."""
     try:
         tree = ast.parse(file.read_bytes())

@@ -84,7 +84,8 @@ LEAVE = "leave"
 
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
-_NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
+# The sum of the stages, and what comes between two steps.
+_NO_STAGES = ("step", "evaluation")
 
 #: Metrics of an update that repeat where a run does. A trainer gives them, but for
 #: ``masked_share``, which controllers add.

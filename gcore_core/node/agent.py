@@ -62,7 +62,8 @@ from gcore_core.workers.overruns import Hold, describe_called, describe_running,
 
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
-_LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
+# So often new files in shared memory are looked for, where engines make some.
+_LOOK_S = 1.0
 #: A worker that is stopped, as by SIGSTOP, is ended after so many times ``run.patience_s``. Where
 #: it serves, who waits for it notices before.
 _STOPPED_PATIENCE = 2.0
@@ -124,7 +125,11 @@ class NodeAgent(ABC):
     def pids(self) -> dict[str, int]:
         """Returns the name of each living worker -> its process."""
 
-    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
+    async def exits(
+        self,
+        request: Nothing,
+        call: Call,
+    ) -> AsyncGenerator[WorkerExit, None]:
         """Streams the end of every worker, each once: those before it at once, others as they
         happen.
         """
@@ -168,7 +173,8 @@ class Agent(NodeAgent):
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._holds: dict[str, Hold] = {}  # scorer -> what its rewards are bounded by
-        self._held = set[int]()  # pids of scorers that were ended since a reward held them
+        # Pids of scorers that were ended since a reward held them.
+        self._held = set[int]()
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
@@ -378,7 +384,8 @@ async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
             command, spec, spec.log, environment_of(spec.python), signal.SIGKILL
         )
     except OSError as error:
-        if error.filename not in (None, command[0]):  # its spec or its log, on a full disk
+        # Its spec or its log, on a full disk.
+        if error.filename not in (None, command[0]):
             raise WorkerError(
                 f"{error.filename} cannot be written: {error.strerror}.",
                 where=spec.name,
@@ -455,7 +462,12 @@ def _tail(path: str) -> str:
     return b"\n".join(lines).decode("utf-8", "replace")
 
 
-async def serve_agent(agent: Agent, network: Network, meeting: str, lifeline: int) -> None:
+async def serve_agent(
+    agent: Agent,
+    network: Network,
+    meeting: str,
+    lifeline: int,
+) -> None:
     """Serves an agent until it is told to end; then ends what it has started, and its store.
 
     meeting: the run's private directory, which is removed.

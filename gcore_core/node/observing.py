@@ -190,4 +190,5 @@ def _answer(link: socket.socket, answer: Handled | Failed) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # all is where it belongs; what a library has left behind must not hold this up
+    # All is where it belongs; what a library has left behind must not hold this up.
+    os._exit(code)

@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 RECORD = "processes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENDS_S = 5.0  # an agent that is alone ends by itself; it has so long
-_WAIT_S = 5.0  # killed processes have so long to be gone, with the memory and devices they held
+# Killed processes have so long to be gone, with the memory and devices they held.
+_WAIT_S = 5.0
 
 
 class StartedProcess(msgspec.Struct, frozen=True):
@@ -196,7 +197,8 @@ def _poll(handle: int, timeout_s: float) -> None:
 def _kill_group(process: StartedProcess) -> None:
     """Kills a process with its group, and waits until it is gone."""
     with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(process.pid)  # the pid stays this process's while it is compared
+        # The pid stays this process's while it is compared.
+        handle = os.pidfd_open(process.pid)
         try:
             if identify_process(process.pid) != process:
                 return

@@ -44,7 +44,8 @@ _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "10000"}
 _SPEC_LIMIT_BYTES = 256 << 20
 _LAST_S = 30.0  # a process has so long to end by itself after its standard input did
-_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every possible descriptor
+# Enough, and few enough for libraries that try every possible descriptor.
+_OPEN_FILES = 1 << 16
 T = TypeVar("T")
 
 
@@ -153,7 +154,8 @@ def _written_spec(spec: Any) -> Iterator[BinaryIO]:
     try:
         file = _spec_file(spec)
     except OSError as error:
-        directory = error.filename or tempfile.tempdir or "TMPDIR"  # the last: none is usable
+        # The last: none is usable.
+        directory = error.filename or tempfile.tempdir or "TMPDIR"
         raise OSError(error.errno, error.strerror or str(error), directory) from error
     with file:
         yield file
@@ -208,7 +210,8 @@ async def spawn_over_input(command: list[str], spec: Any, log: str | Path) -> Pr
             stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # no terminal, on which a command could ask for a password
+            # No terminal, on which a command could ask for a password.
+            start_new_session=True,
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -214,7 +214,11 @@ class Worker:
         else:
             self._awake_generator(settings, note).register(service)
 
-    def _awake_generator(self, settings: GeneratorSettings, note: SleepNote) -> GeneratorShell:
+    def _awake_generator(
+        self,
+        settings: GeneratorSettings,
+        note: SleepNote,
+    ) -> GeneratorShell:
         """Makes a generator's backend, and the shell around it."""
         from gcore_core.workers.generator import GeneratorShell
         from gcore_core.workers.push import DtypeSetting
@@ -421,7 +425,8 @@ async def _main(
     # is this worker's own group, with all that it started.
     loop = asyncio.get_running_loop()
     loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    reports = set[asyncio.Task[Nothing]]()  # held until they are sent, or they could be collected
+    # Held until they are sent, or they could be collected.
+    reports = set[asyncio.Task[Nothing]]()
 
     def report_hung(peer: str, what: str) -> None:
         if peer != "supervisor":
@@ -456,7 +461,8 @@ def main() -> None:
         except BaseException:  # such as a SystemExit of a task
             log.exception("%s ends", spec.name)
         logging.shutdown()
-        os._exit(code)  # neither a library's thread nor one that hangs holds a finished worker
+        # Neither a library's thread nor one that hangs holds a finished worker.
+        os._exit(code)
 
     if isinstance(spec.settings, JobFacts):
         work()  # a controller calls no function of a user

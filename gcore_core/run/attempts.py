@@ -120,7 +120,12 @@ async def _next(job: Job, key: bytes, display: Display) -> Job:
     return replace(job, resumed=resumed, placed=placed)
 
 
-def begins_from(directory: Path, plan: Plan, rows: int, note: Callable[[str], None]) -> Resumed:
+def begins_from(
+    directory: Path,
+    plan: Plan,
+    rows: int,
+    note: Callable[[str], None],
+) -> Resumed:
     """Returns the newest whole checkpoint of a run, from which it goes on as the same run.
 
     rows: how many the dataset of the job has now.

@@ -102,7 +102,8 @@ class CheckpointService:
             for row in read_metrics(directory):
                 self._measure(row["step"], best, row["metrics"] | row["evaluation"])
         self._has_sought_best = False
-        self._unsaved = ""  # why the final weights could not be written, as it was told last
+        # Why the final weights could not be written, as it was told last.
+        self._unsaved = ""
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
@@ -111,7 +112,12 @@ class CheckpointService:
         service.add(COMMIT_CHECKPOINT, self.commit)
         service.add(UNSAVED_WEIGHTS, self.unsaved)
 
-    async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
+    async def enter(
+        self,
+        site: Site,
+        resumed: Resumed | None,
+        shards: int,
+    ) -> Resumed | None:
         """Prepares a site for its workers: sends each trainer's part of the checkpoint to the disks
         of its ranks, and puts the carried records into the run's store.
 
@@ -407,7 +413,11 @@ def _decode(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes()))
 
 
-async def _save_records(headers: Sequence[Header], store: StoreReader, directory: Path) -> None:
+async def _save_records(
+    headers: Sequence[Header],
+    store: StoreReader,
+    directory: Path,
+) -> None:
     """Writes the records into a new directory.
 
     Raises OSError when it cannot, DataError for what the store lacks.

@@ -183,7 +183,8 @@ class Checkpoints:
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)
-            if target.exists():  # the run was resumed from an earlier step and came here again
+            # The run was resumed from an earlier step and came here again.
+            if target.exists():
                 shutil.rmtree(self._replaced(step), ignore_errors=True)
                 target.rename(self._replaced(step))
                 self._whole.discard(step)
@@ -207,7 +208,9 @@ class Checkpoints:
         self._begun.discard(step)
 
     def keep(
-        self, rule: Retention, measured: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+        self,
+        rule: Retention,
+        measured: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> list[int]:
         """Removes the checkpoints that the rule does not keep and returns their steps.
 

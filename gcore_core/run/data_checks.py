@@ -156,7 +156,10 @@ def _meant_for_none(where: str, when: Fields, rows: Sequence[Fields]) -> str:
     return f"{where}: {looked} has these values of {', '.join(when)} at once."
 
 
-def _without_reward(rewards: Mapping[str, RewardSettings], rows: Sequence[Fields]) -> Iterator[str]:
+def _without_reward(
+    rewards: Mapping[str, RewardSettings],
+    rows: Sequence[Fields],
+) -> Iterator[str]:
     """Yields a note where no reward is for some of the rows that are trained on."""
     alone = sum(not any(is_meant(row, one.when) for one in rewards.values()) for row in rows)
     if rewards and alone:
@@ -184,7 +187,10 @@ def _digest(prompt: Prompt) -> int:
     return hash(repr((prompt.text, prompt.messages, prompt.images)))
 
 
-def _unevaluated(evaluation: EvaluationSettings, origins: Mapping[str, str]) -> Iterator[str]:
+def _unevaluated(
+    evaluation: EvaluationSettings,
+    origins: Mapping[str, str],
+) -> Iterator[str]:
     """Yields a problem where a job says how to evaluate, and not on what.
 
     A job that says that there are no data means it: its other settings may be of a file.

@@ -195,7 +195,8 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
         arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
         try:
             if arrays:
-                import numpy as np  # observers import this module, and few runs have pictures
+                # Observers import this module, and few runs have pictures.
+                import numpy as np
             for name, file in arrays.items():
                 (path.parent / path.stem).mkdir(exist_ok=True)
                 np.save(path.parent / file, row["arrays"][name], allow_pickle=False)

@@ -86,7 +86,8 @@ def versions(plan: Plan) -> dict[str, str]:
     for role, node in plan.settings.roles.items():
         if node.python:
             where = f"roles.{role}"
-            with contextlib.suppress(ConfigError):  # gone since: starting its worker will tell
+            # Gone since: starting its worker will tell.
+            with contextlib.suppress(ConfigError):
                 interpreter = open_interpreter(node.python, where=f"{where}.python")
                 known |= _engine_versions(role, interpreter, plan.provided[where].spec)
     return known

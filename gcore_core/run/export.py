@@ -127,7 +127,8 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             "no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>"
         )
     weights = run_dir / name
-    if any(weights.rglob("*.safetensors")):  # a pipeline has them in its parts' directories
+    # A pipeline has them in its parts' directories.
+    if any(weights.rglob("*.safetensors")):
         return weights
     if name != WEIGHTS and any((run_dir / WEIGHTS).rglob("*.safetensors")):
         raise _untrained(run_dir, name.removeprefix(f"{WEIGHTS}-"))

@@ -21,7 +21,10 @@ GIB = 2**30
 
 
 def host_memory(
-    plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]], host_bytes: int = 0
+    plan: Plan,
+    placed: Placed,
+    models: Mapping[str, Mapping[str, Any]],
+    host_bytes: int = 0,
 ) -> str:
     """Says in one sentence what stays in host memory; "" where nobody sleeps or nothing is kept.
 
@@ -37,7 +40,8 @@ def host_memory(
         besides = f"; of {', '.join(unknown)} it is not known: no safetensors files lie at its path"
     if not any(by_role.total() for by_role in bytes_by_node.values()):
         return f"generators that sleep keep weights in host memory{besides}" if unknown else ""
-    node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())  # the fullest node
+    # The fullest node.
+    node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())
     place = placed.host(node)
     kept_gib = by_role.total() / GIB
     host_gib = host_bytes / GIB

@@ -170,7 +170,11 @@ def run_apart(made: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return thread.submit(lambda: asyncio.run(made())).result()
 
 
-def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | None = None) -> Placed:
+def place(
+    plan: Plan,
+    nodes: Sequence[NodeFacts],
+    slots: Mapping[str, int] | None = None,
+) -> Placed:
     """Asks the policy where workers go.
 
     Raises PlacementError naming the role that does not fit, and ConfigError where the meter that
@@ -434,7 +438,10 @@ def _devices_of(role: str, workers: Mapping[str, list[list[int]]]) -> set[int]:
     return {index for devices in workers.get(role, ()) for index in devices}
 
 
-def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[list[int]]]:
+def _workers(
+    partition: Partition,
+    needs: Mapping[str, Need],
+) -> dict[str, list[list[int]]]:
     """Returns role -> the device indexes of each of its processes.
 
     A generator has one process for each replica, whose engine spreads over its devices. Any other

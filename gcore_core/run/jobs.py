@@ -291,7 +291,13 @@ def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
     return made
 
 
-def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
+def _scorer(
+    job: Job,
+    site: Site,
+    worker: str,
+    rank: int,
+    rewards: list[str],
+) -> WorkerSpec:
     """Returns the spec of one scorer worker, which hosts the named rewards."""
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
     settings_of = {name: job.plan.settings.rewards[name] for name in rewards}
@@ -335,7 +341,8 @@ def _facts(job: Job, shard: int) -> JobFacts:
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
     backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
-    judges = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
+    # Each once, in order.
+    judges = {reward.role: None for reward in settings.rewards.values()}
     resumed = job.resumed
     state = resumed.state if resumed else {}
     return JobFacts(

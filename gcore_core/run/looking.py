@@ -39,7 +39,8 @@ LOOKING = "looking at models and rows"
 _LIMIT_S = 180.0
 _NOTICE_S = 1.0  # what takes longer is told
 _KEPT_DAYS = 30
-_LINE = 1_000  # characters of a line that are told; it may begin with an interpreter's long path
+# Characters of a line that are told; it may begin with an interpreter's long path.
+_LINE = 1_000
 #: Is part of the name of what is kept; another one makes all that was kept void.
 _FORMAT = 3
 
@@ -58,7 +59,9 @@ class Seen:
 
 
 def look_at(
-    looks: Sequence[tuple[str, Look]], say: Callable[[str], None], limit_s: float = _LIMIT_S
+    looks: Sequence[tuple[str, Look]],
+    say: Callable[[str], None],
+    limit_s: float = _LIMIT_S,
 ) -> Seen:
     """Answers all looks.
 
@@ -97,7 +100,10 @@ def look_at(
     return Seen(problems=once, notes=noted_once, facts=facts)
 
 
-def _named(said: Mapping[int, Sequence[str]], looks: Sequence[tuple[str, Look]]) -> list[str]:
+def _named(
+    said: Mapping[int, Sequence[str]],
+    looks: Sequence[tuple[str, Look]],
+) -> list[str]:
     """Returns what looks say in their order, with config paths and plugins.
 
     said: number of the look -> what it says.
@@ -246,7 +252,11 @@ class _Helper:
     """
 
     def __init__(
-        self, interpreter: Interpreter, looks: Sequence[Look], notice: _Notice, limit_s: float
+        self,
+        interpreter: Interpreter,
+        looks: Sequence[Look],
+        notice: _Notice,
+        limit_s: float,
     ) -> None:
         self._interpreter = interpreter
         self._looks = looks

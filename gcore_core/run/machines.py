@@ -109,7 +109,10 @@ def _fitted(
 
 
 def say_changes(
-    plan: Plan, missing_before: Mapping[str, str], placed: Placed, say: Callable[[str], None]
+    plan: Plan,
+    missing_before: Mapping[str, str],
+    placed: Placed,
+    say: Callable[[str], None],
 ) -> None:
     """Says which machines have come and gone, and how many slots each role has then."""
     lines = changes(missing_before, placed.missing)
@@ -175,7 +178,8 @@ class MachineChanges:
     save: Callable[[], Awaitable[None]]
     is_due: bool = False
     _leaving: set[str] = field(default_factory=set)  # nodes
-    _named: dict[Path, str] = field(default_factory=dict)  # where an answer goes -> the host's name
+    # Where an answer goes -> the host's name.
+    _named: dict[Path, str] = field(default_factory=dict)
 
     async def watch(self) -> None:
         """Notes which machines come and which are to leave, for as long as the attempt lasts."""

@@ -82,7 +82,8 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     with _locked(cache_dir / f"{key}.lock", progress) as lock:
         if not (model_directory / _COMPLETE).is_file():
             partial = cache_dir / f"{key}.partial"
-            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+            # Left by a process that was killed.
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
                 spec = _ModelSpec(path=str(file), name=name, config=config, directory=str(partial))

@@ -181,7 +181,11 @@ def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 # -- looking at a checkpoint -----------------------------------------------------------------------
 
 
-def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, list[str]]:
+def inspect(
+    checkpoint: Path,
+    *,
+    hashes: bool = True,
+) -> tuple[Manifest | None, list[str]]:
     """Reads the manifest, if it can be trusted, and finds every problem of the checkpoint.
 
     A problem names a file and says why. A part is opened only to hash it.

@@ -71,7 +71,8 @@ class ObserverProcess:
         self._waiting = 0  # messages that are not answered
         self._since_s = time.monotonic()  # when the oldest of them began to be handled
         self._answer: Failed | None = None
-        self._end_by_s = float("inf")  # when the process must have ended, by the monotonic clock
+        # When the process must have ended, by the monotonic clock.
+        self._end_by_s = float("inf")
         self._is_ended = False  # nothing more is sent to it
         self._is_told = False  # its failure was returned to the caller
         self._link, other = socket.socketpair()

@@ -346,7 +346,12 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
         )
 
 
-def check_same_files(config: Mapping[str, Any], changed: Sequence[str], *, by_itself: bool) -> None:
+def check_same_files(
+    config: Mapping[str, Any],
+    changed: Sequence[str],
+    *,
+    by_itself: bool,
+) -> None:
     """Raises ConfigError where the run would go on with other models than it had.
 
     changed: keys whose files are not what they were when the run was last started.
@@ -384,7 +389,12 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _differences(resumed: Resumed, plan: Plan, *, fixed: bool) -> list[tuple[str, Any, Any]]:
+def _differences(
+    resumed: Resumed,
+    plan: Plan,
+    *,
+    fixed: bool,
+) -> list[tuple[str, Any, Any]]:
     """Returns (dotted key, the saved value, that of the job) of each setting that differs.
 
     fixed: True for those that must not change, False for the others.

@@ -194,7 +194,8 @@ class _Starter:
         Raises _Killed when it was killed, and WorkerDied when a call ended it before its work.
         """
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
-        with _blocked():  # no signal goes to the child's number when somebody else may have it
+        # No signal goes to the child's number when somebody else may have it.
+        with _blocked():
             _, status = os.waitpid(self._child, 0)
             self._child = 0
         code = os.waitstatus_to_exitcode(status)

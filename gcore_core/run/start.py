@@ -204,7 +204,11 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     return {**model, "path": str(path)}
 
 
-def run_with_restarts(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_with_restarts(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+) -> int:
     """Does what ``run_file`` does, in a child that is started again when it is killed."""
     return with_restarts(Start(file=file, overrides=overrides, resume=resume), run_job)
 
@@ -228,7 +232,11 @@ def run_told(
     return with_restarts(Start(file=file, overrides=overrides, resume=resume), run)
 
 
-def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_file(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+) -> int:
     """Runs a job to its end and returns the exit code, see ``run_job``."""
     return run_job(Start(file=file, overrides=overrides, resume=resume))
 

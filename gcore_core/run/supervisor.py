@@ -85,7 +85,12 @@ class Supervisor:
     ``run``; call ``over`` when the run does not go on.
     """
 
-    def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        display: Display,
+        chosen: ChosenObservers | None = None,
+    ) -> None:
         """Prepares an attempt; takes the lines of steps that it makes again out of the journals.
 
         chosen: the observers that the job names; None: nobody tells them.
@@ -139,7 +144,8 @@ class Supervisor:
         self._restarts = Restarts()
         self._changes: MachineChanges | None = None  # None: before the attempt
         self._moves_on = False  # the attempt ends, since machines have come or leave
-        self._lost_trainer = False  # whether a rank of the trainer has ended before the run
+        # Whether a rank of the trainer has ended before the run.
+        self._lost_trainer = False
 
     def _service(self) -> Service:
         service = Service("supervisor")
@@ -238,7 +244,8 @@ class Supervisor:
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
         if not self._lost_trainer:
-            roles = reversed(trained_roles(self._job.plan))  # the policy's rank 0 answers first
+            # The policy's rank 0 answers first.
+            roles = reversed(trained_roles(self._job.plan))
             names = [name for role in roles for name in self._job.workers(role)]
             ranks = [site.network.peer(name) for name in names]
             await self._checkpoints.finish(ranks, site.network.deadlines.seconds(Wait.SOON))

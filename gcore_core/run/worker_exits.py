@@ -25,7 +25,8 @@ class Restarts:
 
     def __init__(self) -> None:
         self._in_vain: dict[str, int] = {}
-        self._hung: dict[str, str] = {}  # worker -> how it was found to hang, the last time
+        # Worker -> how it was found to hang, the last time.
+        self._hung: dict[str, str] = {}
 
     def answered(self, worker: str) -> None:
         """A process that took a lost one's place has answered its first request."""

@@ -74,7 +74,12 @@ class AgreementService:
         service.add(AGREE_DEAL, self.deal)
         service.add(AGREE_ASK, self.ask)
 
-    async def _join(self, request: Agreement, value: Any, act: Act = _as_they_came) -> Any:
+    async def _join(
+        self,
+        request: Agreement,
+        value: Any,
+        act: Act = _as_they_came,
+    ) -> Any:
         gathering = self._gatherings[_scope_of(request.key)]
         # A lead collects and deals under one key: they are told apart by the kind of request.
         key = (type(request).__name__, request.key)
@@ -188,7 +193,10 @@ class Agreements:
         return await self._call(AGREE_COLLECT, request)
 
     async def ask(
-        self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
+        self,
+        name: str,
+        payload: bytes,
+        lead: Callable[[list[bytes]], Awaitable[list[bytes]]],
     ) -> bytes:
         """Returns this shard's part of what the lead computes from all payloads.
 

@@ -45,7 +45,13 @@ class MainThread(Executor):
         self._calls = deque[tuple[Future[Any], Callable[[], Any]] | None]()
         self._more = queue.SimpleQueue[None]()  # has an item for each, to wait for
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(
+        self,
+        fn: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
         """Calls a function in the main thread. Any thread may ask for that."""
         future: Future[T] = Future()
         self._add((future, partial(fn, *args, **kwargs)))

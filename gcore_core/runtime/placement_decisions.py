@@ -135,7 +135,11 @@ def _of_turns(decision: Decision, window: Window) -> Iterator[str]:
         )
 
 
-def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> Iterator[str]:
+def _of_cells(
+    decision: Decision,
+    window: Window,
+    engines: Engines | None,
+) -> Iterator[str]:
     """Yields what is wrong with the cells of a decision; the first decision also places engines."""
     parts = {"partition": decision.partition.cells}
     if decision.engines is not None:
@@ -167,7 +171,11 @@ def _engines(partition: Partition) -> Engines:
     return {role: _indexes(cells) for role, cells in partition.cells.items()}
 
 
-def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+def _of_devices(
+    what: str,
+    cells: Mapping[str, tuple[Cell, ...]],
+    window: Window,
+) -> Iterator[str]:
     """Yields cells without devices, devices that do not exist, and those that a role has twice."""
     there = {device.index: device for device in window.devices}
     for role, role_cells in cells.items():
@@ -197,7 +205,12 @@ def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
             yield f"a cell of {role!r} does not hold whole replicas of {size} devices"
 
 
-def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> Iterator[str]:
+def _of_role(
+    role: str,
+    awake: set[int],
+    engines: set[int],
+    window: Window,
+) -> Iterator[str]:
     """Yields what is wrong with the devices on which a role is awake.
 
     engines: the devices on which it has an engine.

@@ -43,7 +43,9 @@ class Relay:
         self._gathering = Gathering(shards)
 
     def add(
-        self, endpoint: RelayedEndpoint[Part, Answer], handler: Handler[list[Part], list[Answer]]
+        self,
+        endpoint: RelayedEndpoint[Part, Answer],
+        handler: Handler[list[Part], list[Answer]],
     ) -> None:
         """Serves ``endpoint``: to shards as a relay, to other relays as a worker of a rank."""
         self._service.add(endpoint.of_rank, handler)

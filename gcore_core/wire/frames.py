@@ -27,7 +27,8 @@ from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, encode
 
 # Kinds of frames; ``sockets`` says who sends which, and when.
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
-JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
+# Of frames in one message; to copy more together takes longer than a write.
+JOINED_BYTES = 1 << 16
 READ_BYTES = 1 << 18
 CLOSE_S = 1.0  # what was written has so long to leave
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)

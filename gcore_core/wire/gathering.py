@@ -75,7 +75,8 @@ class Gathering:
                 result.set_result(done.result())
 
         task.add_done_callback(finish)
-        await asyncio.shield(result)  # the action outlives the member that happened to come last
+        # The action outlives the member that happened to come last.
+        await asyncio.shield(result)
 
     def abandon(self, error: BaseException) -> None:
         """Raises ``error`` at every member that waits for others."""

@@ -86,7 +86,13 @@ class InlinePeer(CallingPeer):
 
     _network: InlineNetwork
 
-    def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        network: InlineNetwork,
+        source: str,
+        name: str,
+        traffic: Traffic,
+    ) -> None:
         super().__init__(name, network)
         self._traffic = traffic
         self._source = source
@@ -95,7 +101,12 @@ class InlinePeer(CallingPeer):
         pass
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         inbox: _Inbox = asyncio.Queue()
         body = encode(request)

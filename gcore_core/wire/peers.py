@@ -73,7 +73,12 @@ class CallingPeer(ABC):
 
     @abstractmethod
     def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         """Yields one call's answers of the kind ``wanted``, as they come, until the call is over.
 

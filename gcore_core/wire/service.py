@@ -99,7 +99,9 @@ class Service:
 
     @overload
     def add(
-        self, endpoint: StreamEndpoint[Request, Item], handler: StreamHandler[Request, Item]
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        handler: StreamHandler[Request, Item],
     ) -> None: ...
 
     def add(
@@ -126,7 +128,11 @@ class Service:
                 call.progress()
 
     async def handle(
-        self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]
+        self,
+        method: str,
+        body: Body,
+        call: Call,
+        emit: Callable[[bytes], Awaitable[None]],
     ) -> bytes:
         """Runs one request and returns its encoded reply, nil for a stream.
 

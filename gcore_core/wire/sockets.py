@@ -168,7 +168,12 @@ class _Session:
         begins when TLS has let in who connects. Of whom it keeps out, nothing is held.
     """
 
-    def __init__(self, service: Servable, network: RpcNetwork, sessions: set[_Session]) -> None:
+    def __init__(
+        self,
+        service: Servable,
+        network: RpcNetwork,
+        sessions: set[_Session],
+    ) -> None:
         self.stream = Connection(
             self._greeted, self._lost, network.memory, network.traffic, self._begun
         )
@@ -262,7 +267,12 @@ class RpcPeer(CallingPeer):
         self._no_answer = ""  # why the last try to connect led to nothing
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         """Exchanges frames as ``CallingPeer`` says.
 
