@@ -190,7 +190,7 @@ class Agent(NodeAgent):
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
         if self._looking is None and any(spec.shared_memory for spec in request.workers):
-            self._looking = asyncio.ensure_future(self._look_regularly())
+            self._looking = asyncio.ensure_future(self._claim_files_regularly())
         for spec in request.workers:
             make_meeting(spec)
             process = await self._start(spec)
@@ -227,7 +227,7 @@ class Agent(NodeAgent):
             code = await process.wait()
             stopped.cancel()
             holding.cancel()
-            self._look()
+            self._claim_new_files()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             os.close(self._lifelines.pop(spec.name))
@@ -304,21 +304,20 @@ class Agent(NodeAgent):
         self._held.add(process.pid)
         await end_hung(process)
 
-    def _look(self) -> None:
-        """Finds out whose the new files in shared memory are, while their makers live."""
+    def _claim_new_files(self) -> None:
         self._files.look(self._makers)
         self._record.hold_files(self._files.owned())
 
-    async def _look_regularly(self) -> None:
+    async def _claim_files_regularly(self) -> None:
         while True:
-            self._look()
+            self._claim_new_files()
             await asyncio.sleep(_LOOK_S)
 
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._workers.items()}
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        self._look()
+        self._claim_new_files()
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
         for name, pid in (self.pids() | {self._spec.name: os.getpid()}).items():
@@ -359,7 +358,7 @@ class Agent(NodeAgent):
     async def _end_workers(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            self._look()
+            self._claim_new_files()
             for process in self._workers.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, sign)

@@ -94,7 +94,7 @@ class ProcessRecord:
     ) -> None:
         self._path = Path(path) if path else None
         self._contents = _Contents(
-            boot=_boot(),
+            boot=_boot_id(),
             supervisor=None if is_remote else identify_process(os.getppid()),
             agent=identify_process(os.getpid()),
             directories=[identify(path) for path in directories if os.path.isdir(path)],
@@ -158,7 +158,7 @@ def clear_up(path: Path, agent: StartedProcess | None = None) -> int:
         return 0
     if agent is not None and contents.agent != agent:
         return 0
-    if contents.boot == _boot():
+    if contents.boot == _boot_id():
         supervisor = contents.supervisor
         is_other = supervisor != identify_process(os.getpid())
         if supervisor is not None and is_other and is_running(supervisor):
@@ -182,13 +182,12 @@ def _wait_for(process: StartedProcess | None) -> None:
         handle = os.pidfd_open(process.pid)
         try:
             if identify_process(process.pid) == process:
-                _poll(handle, _ENDS_S)
+                _wait_for_end(handle, _ENDS_S)
         finally:
             os.close(handle)
 
 
-def _poll(handle: int, timeout_s: float) -> None:
-    """Waits until a process has ended, at most so long."""
+def _wait_for_end(handle: int, timeout_s: float) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll(timeout_s * 1000)
@@ -204,7 +203,7 @@ def _kill_group(process: StartedProcess) -> None:
                 return
             os.killpg(process.pid, signal.SIGKILL)
             log.info("process %s was left behind and is killed", process.pid)
-            _poll(handle, _WAIT_S)
+            _wait_for_end(handle, _WAIT_S)
         finally:
             os.close(handle)
 
@@ -233,8 +232,7 @@ def _status(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()  # before it is the name, which may hold blanks
 
 
-def _boot() -> str:
-    """Returns what identifies this start of this machine; "" where nothing does."""
+def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -246,7 +246,7 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     if args.stdin:
         return _read_input(spec), _lifeline_of_input()
-    return _decode_spec(args.fd, spec), args.lifeline
+    return _spec_from_descriptor(args.fd, spec), args.lifeline
 
 
 def _read_input(spec: type[T]) -> T:
@@ -295,8 +295,7 @@ def _lifeline_of_input() -> int:
     return reading
 
 
-def _decode_spec(descriptor: int, spec: type[T]) -> T:
-    """Reads a spec from a file descriptor, and closes it."""
+def _spec_from_descriptor(descriptor: int, spec: type[T]) -> T:
     with os.fdopen(descriptor, "rb") as file:
         decoder = msgspec.msgpack.Decoder(spec)
         return decoded(decoder, file.read(), "spec", f"descriptor {descriptor}")

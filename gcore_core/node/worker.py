@@ -333,15 +333,14 @@ class Worker:
             spec.rank,
             journal=journal,
             sentinel=sentinel,
-            followers=self._followers(),
+            followers=self._peers_of_other_ranks(),
             annotations=annotations,
             adapters=settings.adapters,
             tokens=tokens,
         )
         shell.register(service, Relay(self._network, service, settings.shards))
 
-    def _followers(self) -> list[Peer]:
-        """Returns, for rank 0, the workers of all other ranks of its role."""
+    def _peers_of_other_ranks(self) -> list[Peer]:
         spec = self._spec
         others = range(1, spec.ranks) if spec.rank == 0 else ()
         return [self._network.peer(f"{spec.role}.{rank}") for rank in others]

@@ -100,7 +100,7 @@ class CheckpointService:
         self._best: dict[int, dict[str, float]] = {}
         if best := plan.settings.checkpoint.best:
             for row in read_metrics(directory):
-                self._measure(row["step"], best, row["metrics"] | row["evaluation"])
+                self._note_best_metric(row["step"], best, row["metrics"] | row["evaluation"])
         self._has_sought_best = False
         # Why the final weights could not be written, as it was told last.
         self._unsaved = ""
@@ -199,7 +199,7 @@ class CheckpointService:
         Rewards are known after the save of the step has begun.
         """
         best = self._plan.settings.checkpoint.best or ""
-        self._measure(report.step, best, report.metrics | report.evaluation)
+        self._note_best_metric(report.step, best, report.metrics | report.evaluation)
         self._reported = {
             step: metrics for step, metrics in self._reported.items() if step == report.step - 1
         }
@@ -209,8 +209,7 @@ class CheckpointService:
             self._has_sought_best = True
             self._seek_best(report.step)
 
-    def _measure(self, step: int, best: str, metrics: Mapping[str, float | None]) -> None:
-        """Notes the metric ``best`` of a step, where it has one that is finite."""
+    def _note_best_metric(self, step: int, best: str, metrics: Mapping[str, float | None]) -> None:
         value = metrics.get(best)
         if value is not None and math.isfinite(value):
             self._best[step] = {best: value}

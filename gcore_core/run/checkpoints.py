@@ -144,8 +144,8 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.restore()
             in_use = {self._partial_name(begun) for begun in self._begun - {step}}
-            in_use |= {self._replaced(begun).name for begun in self._begun}
-            in_use |= {self._replaced(aside).name for aside in self._left_aside()}
+            in_use |= {self._place_aside(begun).name for begun in self._begun}
+            in_use |= {self._place_aside(aside).name for aside in self._left_aside()}
             for stale in self.directory.glob(f"*{_PARTIAL}"):
                 if stale.name not in in_use:
                     shutil.rmtree(stale)
@@ -185,8 +185,8 @@ class Checkpoints:
             sync(partial)
             # The run was resumed from an earlier step and came here again.
             if target.exists():
-                shutil.rmtree(self._replaced(step), ignore_errors=True)
-                target.rename(self._replaced(step))
+                shutil.rmtree(self._place_aside(step), ignore_errors=True)
+                target.rename(self._place_aside(step))
                 self._whole.discard(step)
             partial.rename(target)
             sync(self.directory)
@@ -195,10 +195,10 @@ class Checkpoints:
             self.restore()
             raise self._refusal(error, target) from error
         self._whole.add(step)
-        if self._replaced(step).exists():
+        if self._place_aside(step).exists():
             # One that cannot be removed now is removed by the next save.
             with contextlib.suppress(OSError):
-                self._remove(self._replaced(step))
+                self._remove(self._place_aside(step))
         self._begun.discard(step)
         return target
 
@@ -263,7 +263,7 @@ class Checkpoints:
         """
         for step in self._left_aside():
             with contextlib.suppress(OSError):
-                self._replaced(step).rename(self.directory / name_of(step))
+                self._place_aside(step).rename(self.directory / name_of(step))
                 sync(self.directory)
 
     def _left_aside(self) -> list[int]:
@@ -273,7 +273,7 @@ class Checkpoints:
         return [step for step in self.steps() if step not in self._begun and self._is_aside(step)]
 
     def _is_aside(self, step: int) -> bool:
-        return self._replaced(step).exists() and not (self.directory / name_of(step)).exists()
+        return self._place_aside(step).exists() and not (self.directory / name_of(step)).exists()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -345,8 +345,7 @@ class Checkpoints:
         """Returns the directory that ``begin`` makes for a step."""
         return self.directory / self._partial_name(step)
 
-    def _replaced(self, step: int) -> Path:
-        """Returns where a step's checkpoint is set aside while another one takes its place."""
+    def _place_aside(self, step: int) -> Path:
         return self.directory / (name_of(step) + _REPLACED)
 
     def _key(self) -> bytes:

@@ -50,7 +50,8 @@ def open_data(
             dataset = opened.get(path)
             if dataset is None:
                 dataset = build(plan.factory(path))
-                closing.callback(getattr(dataset, "close", _nothing))
+                if hasattr(dataset, "close"):
+                    closing.callback(dataset.close)
             rows = _ReadOnce(dataset)
             for row in spread(len(rows), _ROWS_READ):
                 rows[row]
@@ -74,10 +75,6 @@ def _problem(plan: Plan, path: str, row: int | None, error: Exception) -> str:
     what = "opening it" if row is None else f"reading row {row}"
     cause = " ".join(f"{type(error).__name__}: {error}".split())
     return f"{path}.use: {item.reference}: {what} raised {cause}{name}"
-
-
-def _nothing() -> None:
-    """Closes a dataset that needs no closing."""
 
 
 class _ReadOnce:

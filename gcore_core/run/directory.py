@@ -241,7 +241,6 @@ def remove_earlier_end(run_dir: Path) -> None:
 
 
 def _write_or_log(path: Path, text: str) -> None:
-    """Writes a file, or logs why it could not be written."""
     try:
         write_text(path, text)
     except ConfigError as error:

@@ -184,7 +184,7 @@ def place(
     slots: of each role; None: the job's.
     """
     roles = plan.settings.roles
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     needs = {
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
@@ -254,7 +254,7 @@ def place_on_fewer(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
         slots = _fewest_slots(plan, nodes)
         if slots is None:
             raise refused
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     wanted = _slots(plan)
     # From the least that fits up, one replica of each role in turn, while it still fits.
     growing = [role for role in wanted if slots[role] < wanted[role]]
@@ -274,7 +274,7 @@ def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | No
     Generators go down to their least first, since their replicas hold nothing between two steps.
     Only where that is not enough do the other roles go down to theirs.
     """
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     slots = _slots(plan)
     kinds = {role: plan.provided[f"roles.{role}"].kind for role in slots}
     for is_generator in (True, False):
@@ -293,7 +293,7 @@ def _fits(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int]) -> b
     Where each shard has replicas of its own (``controller.replicas: owned``), it needs at least
     one.
     """
-    n_replicas = slots.get(ROLLOUT, 0) // _replica_sizes(plan).get(ROLLOUT, 1)
+    n_replicas = slots.get(ROLLOUT, 0) // _slots_per_replica(plan).get(ROLLOUT, 1)
     is_owned = plan.settings.controller.replicas == "owned"
     if is_owned and n_replicas < plan.settings.controller.shards:
         return False
@@ -308,8 +308,7 @@ def _slots(plan: Plan) -> dict[str, int]:
     return {role: node.slots for role, node in plan.settings.roles.items()}
 
 
-def _replica_sizes(plan: Plan) -> dict[str, int]:
-    """Returns role -> the slots that one replica takes together."""
+def _slots_per_replica(plan: Plan) -> dict[str, int]:
     return {role: replica_slots(plan.objects[f"roles.{role}"]) for role in plan.settings.roles}
 
 

@@ -253,13 +253,13 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             columns=list(job.plan.columns[role]),
         )
     else:
-        factories |= _datasets(job)
-        factories |= _chosen(job, "sampling") if role == ROLLOUT else {}
+        factories |= _dataset_factories(job)
+        factories |= _chosen_factories(job, "sampling") if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,
             context=context,
-            follows=role == ROLLOUT and _pushes(job),
+            follows=role == ROLLOUT and _pushes_weights(job),
             aborts="abort" in job.plan.provided[f"roles.{role}"].spec.capabilities,
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
@@ -284,7 +284,7 @@ def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
     an advantage that is computed on ranks.
     """
     own = f"roles.{role}.objective"
-    chosen = _chosen(job, own if own in job.plan.provided else "objective", "advantage")
+    chosen = _chosen_factories(job, own if own in job.plan.provided else "objective", "advantage")
     made = {path.rpartition(".")[2]: spec for path, spec in chosen.items()}
     if not is_of_actions(job.plan):
         made.pop("advantage", None)
@@ -313,7 +313,9 @@ def _scorer(
         of_groups=[name for name in rewards if _is_of_groups(job, name)],
     )
     name = f"{worker}.{rank}"
-    return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
+    return _spec(
+        job, site, name, job.scorer_count(rewards), factories | _dataset_factories(job), settings
+    )
 
 
 def _last_ordinal(job: Job) -> int:
@@ -329,7 +331,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     """Returns the spec of the controller of one shard."""
     moves = ["placement"] if job.placed.moves else []
     watches = ["sentinel"] if _sentinel(job) else []
-    factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
+    factories = _chosen_factories(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
     if watches and shard == 0:
         factories["step_check"] = _step_check(job)
@@ -369,12 +371,12 @@ def _facts(job: Job, shard: int) -> JobFacts:
         logprob_band=logprob_band(*backends),
         compares_logprobs="values" not in required_by(job.plan.objects.get("objective")),
         sentinel=_sentinel(job),
-        both_score=_both_score(job),
+        both_score=_both_sides_score_actions(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=takes_stale(job.plan.objects.get("objective")),
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
-        annotators={role: job.workers(role) for role in _annotators(job)},
+        annotators={role: job.workers(role) for role in _annotator_roles(job)},
         placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
         asleep_in_training=list(job.placed.asleep_in_training),
         trainers_sleep=settings.placement.sleep_in_rollout == "always",
@@ -387,20 +389,17 @@ def _facts(job: Job, shard: int) -> JobFacts:
     )
 
 
-def _both_score(job: Job) -> bool:
-    """Returns whether trainer and generators of the policy can score given actions."""
+def _both_sides_score_actions(job: Job) -> bool:
     backends = [job.plan.provided.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
     return all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
 
 
 def _sentinel_on_ranks(job: Job) -> FactorySpec:
-    """Returns what the policy's ranks build of the job's sentinel."""
     spec = job.plan.factory("sentinel")
     return FactorySpec(BAND) if spec.factory == BAND else spec
 
 
 def _step_check(job: Job) -> FactorySpec:
-    """Returns what looks at each step: what the sentinel brings, or what just asks it."""
     spec = job.plan.provided["sentinel"].spec
     if isinstance(spec, SentinelProvider) and spec.check:
         return structs.replace(job.plan.factory("sentinel"), factory=spec.check)
@@ -415,7 +414,7 @@ def _sentinel(job: Job) -> SentinelContext | None:
     """
     plan = job.plan
     paths = [f"roles.{ROLLOUT}", f"roles.{POLICY}"]
-    if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes(job):
+    if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes_weights(job):
         return None
     if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
         return None
@@ -434,14 +433,12 @@ def _sentinel(job: Job) -> SentinelContext | None:
     )
 
 
-def _pushes(job: Job) -> bool:
-    """Whether the step program pushes weights to generators."""
+def _pushes_weights(job: Job) -> bool:
     spec = job.plan.provided["controller"].spec
     return isinstance(spec, ControllerProvider) and "push" in spec.calls.get("generator", ())
 
 
 def _owns_replicas(job: Job) -> bool:
-    """Whether each controller asks its own part of the replicas only."""
     return job.plan.settings.controller.replicas == "owned"
 
 
@@ -450,16 +447,12 @@ def _is_of_groups(job: Job, reward: str) -> bool:
     return isinstance(spec, RewardProvider) and spec.level == "group"
 
 
-def _chosen(job: Job, *paths: str) -> dict[str, FactorySpec]:
-    """Returns the factories of the sections in which something is chosen.
-
-    A step program does not need all of them, so a section may be empty.
-    """
+def _chosen_factories(job: Job, *paths: str) -> dict[str, FactorySpec]:
+    """Leaves out sections that are empty: no step program needs all."""
     return {path: job.plan.factory(path) for path in paths if path in job.plan.provided}
 
 
-def _annotators(job: Job) -> list[str]:
-    """Returns the names of the roles whose backend is an annotator."""
+def _annotator_roles(job: Job) -> list[str]:
     roles = job.plan.settings.roles
     return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
@@ -470,7 +463,7 @@ def _trained(job: Job, role: str) -> TrainedFacts:
     objective = "objective" if role == POLICY else f"roles.{role}.objective"
     devices = {name: {d for one in job.devices(name) for d in one} for name in (role, POLICY)}
     return TrainedFacts(
-        ranks=_data_parallel(job, role),
+        ranks=_workers_of_each_replica(job, role),
         minibatches=node.minibatches,
         epochs=node.epochs,
         head_start=node.head_start,
@@ -480,25 +473,20 @@ def _trained(job: Job, role: str) -> TrainedFacts:
     )
 
 
-def _data_parallel(job: Job, role: str) -> list[list[str]]:
-    """Returns the workers of each data-parallel rank of a trainer.
-
-    The workers of a rank have consecutive numbers and hold one replica together.
-    """
+def _workers_of_each_replica(job: Job, role: str) -> list[list[str]]:
+    """A replica's workers have consecutive numbers."""
     size = replica_slots(job.plan.objects[f"roles.{role}"])
     workers = job.workers(role)
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
-def _read_columns(job: Job) -> tuple[str, ...]:
-    """Returns the columns of the rollout's records that not every generator writes."""
+def _rollout_columns(job: Job) -> tuple[str, ...]:
     rollout = job.plan.provided.get(f"roles.{ROLLOUT}")
     spec = rollout.spec if rollout else None
     return spec.columns if isinstance(spec, GeneratorProvider) else ()
 
 
-def _datasets(job: Job) -> dict[str, FactorySpec]:
-    """Returns "dataset/<name>" -> the factory of every dataset of the job."""
+def _dataset_factories(job: Job) -> dict[str, FactorySpec]:
     return {f"dataset/{name}": job.plan.factory(DATASET_SECTIONS[name]) for name in job.rows}
 
 
@@ -526,7 +514,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         columns=tuple(column.name for column in job.plan.columns.get(role, ())),
         given=(
             *(column.name for columns in job.plan.columns.values() for column in columns),
-            *_read_columns(job),
+            *_rollout_columns(job),
         ),
     )
 

@@ -275,7 +275,7 @@ class _Helper:
                     looks.pop(0)
                     yield answer
                 if looks:
-                    last = _last_line(Path(folder) / "log")
+                    last = _last_printed_line(Path(folder) / "log")
                     what = f"{looks.pop(0).function} in {self._interpreter.python} {ended}"
                     yield _HelperAnswer(
                         problems=[f"{what}{f'; it said last: {last}' if last else ''}."]
@@ -364,8 +364,7 @@ def _read(results: Path) -> Iterator[_HelperAnswer]:
                 )
 
 
-def _last_line(log: Path) -> str:
-    """Returns the last line that a helper process has printed."""
+def _last_printed_line(log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip()[:_LINE] for line in reversed(lines) if line.strip()), "")

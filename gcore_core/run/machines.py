@@ -143,7 +143,6 @@ def _listed(found: FoundNodes) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Returns what a command wrote last, where errors stand."""
     return (text.splitlines() or [""])[-1]
 
 

@@ -155,15 +155,14 @@ def _key(file: Path, name: str, config: dict[str, Any]) -> str:
         file.read_bytes().hex(),
         name,
         config,
-        {library: _version(library) for library in _LIBRARIES},
+        {library: _installed_version(library) for library in _LIBRARIES},
         *([imported] if imported else []),
     )
     content = msgspec.json.encode(parts, order="deterministic")
     return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
 
 
-def _version(library: str) -> str | None:
-    """Returns the installed version of a library, or None."""
+def _installed_version(library: str) -> str | None:
     try:
         return version(library)
     except PackageNotFoundError:

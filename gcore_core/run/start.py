@@ -83,7 +83,7 @@ def prepare(
     directory = resume or _new_directory(plan, until_end)
     check_data(directory, datasets["data"], resumed=resume is not None)
     models = {role: _model(role, model, display) for role, model in named.items()}
-    files = named_files(_with_models(plan.config, models), directory)
+    files = named_files(_config_with_models(plan.config, models), directory)
     if resumed is not None:
         _compare_files(directory, plan, resumed, files, display, by_itself=by_itself)
     _write(directory, plan, resumed, files)
@@ -130,16 +130,14 @@ def _take_up(run_dir: Path, until_end: contextlib.ExitStack) -> None:
 
 
 def _new_directory(plan: Plan, until_end: contextlib.ExitStack) -> Path:
-    """Makes the directory of a new run, which this process alone supervises."""
     directory = run_directory.create(Path("runs"), plan.name, plan.settings.run.dir)
     until_end.enter_context(hold_run(directory))
     return directory
 
 
-def _with_models(
+def _config_with_models(
     config: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Returns the configuration with the path of each model, also of one that the job makes."""
     roles = {role: {**node, "model": models[role]} for role, node in config["roles"].items()}
     return {**config, "roles": roles}
 

@@ -215,7 +215,7 @@ class Supervisor:
             job=self._job,
             site=site,
             note=self._display.note,
-            save=lambda: self._ask_to_save(site),
+            save=lambda: self._save_at_end_of_step(site),
         )
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
         if len(site.nodes) > 1 or site.newcomer is not None:
@@ -307,7 +307,7 @@ class Supervisor:
             self._say_first_evaluation()
             self._observers.run_start(self._run)
         elif self._waiting:
-            self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
+            self._display.phase(f"waiting for {_first_names(sorted(self._waiting))}")
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
@@ -455,8 +455,7 @@ class Supervisor:
                 "a checkpoint was asked for; it is saved at the end of the next step"
             )
 
-    async def _ask_to_save(self, site: Site) -> None:
-        """Asks the lead to save the run at the end of the step that runs."""
+    async def _save_at_end_of_step(self, site: Site) -> None:
         await self._ready.wait()
         with contextlib.suppress(GcoreError):
             await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
@@ -513,7 +512,6 @@ class Supervisor:
             raise
 
     def _note(self, text: str) -> None:
-        """Says something in the terminal and in the supervisor's log."""
         log.warning("%s", text)
         self._display.note(text)
 
@@ -639,8 +637,7 @@ def ending(latest: Callable[[], Supervisor | None]) -> Iterator[None]:
             supervisor.over(error)
 
 
-def _some(names: list[str], limit: int = 6) -> str:
-    """Joins the first names, and says how many more there are."""
+def _first_names(names: list[str], limit: int = 6) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 

@@ -128,7 +128,6 @@ def _stands(line: bytes, next_step: int) -> bool:
 
 
 def _ends_with_newline(file: FileIO) -> bool:
-    """Says whether the last line of a file is whole; an empty file counts as whole."""
     if not file.seek(0, os.SEEK_END):
         return True
     file.seek(-1, os.SEEK_END)

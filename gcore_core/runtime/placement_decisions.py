@@ -156,19 +156,18 @@ def _of_cells(
         engines = _engines(decision.engines or decision.partition)
     for role in sorted(engines):
         yield from _of_role(
-            role, _indexes(decision.partition.cells[role]), set(engines[role]), window
+            role, _device_indexes(decision.partition.cells[role]), set(engines[role]), window
         )
     if decision.engines is not None and decision.mode == "split":
         yield from _of_a_split(decision.partition.cells, window)
 
 
-def _indexes(cells: Iterable[Cell]) -> set[int]:
-    """Returns the indexes of all devices of some cells."""
+def _device_indexes(cells: Iterable[Cell]) -> set[int]:
     return {device.index for cell in cells for device in cell.devices}
 
 
 def _engines(partition: Partition) -> Engines:
-    return {role: _indexes(cells) for role, cells in partition.cells.items()}
+    return {role: _device_indexes(cells) for role, cells in partition.cells.items()}
 
 
 def _of_devices(
@@ -197,7 +196,7 @@ def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
     for role, role_cells in cells.items():
         slots = window.slots[role]
         need = window.needs.get(role)
-        n_devices = len(_indexes(role_cells))
+        n_devices = len(_device_indexes(role_cells))
         if n_devices != slots:
             yield f"{role!r} has engines on {n_devices} devices, its slots are {slots}"
         size = need.size if need is not None and need.kind == "generator" else 1

@@ -127,7 +127,7 @@ class InlinePeer(CallingPeer):
                         f"the connection to {self.name} broke", where=self.name, why=method
                     )
                 if kind == frames.ERROR:
-                    raise self._raised(method, body)
+                    raise self._error_in(method, body)
                 if kind == wanted:
                     yield decode(body)
                 if kind == frames.REPLY:

@@ -92,6 +92,5 @@ class CallingPeer(ABC):
         decode: makes an answer of a frame's body.
         """
 
-    def _raised(self, method: str, body: Body) -> GcoreError:
-        """Returns what the server raised, from the body of an ERROR."""
+    def _error_in(self, method: str, body: Body) -> GcoreError:
         return from_wire(decoded(_FAILURE, body, f"error of {method!r}", self.name))

@@ -294,7 +294,7 @@ class RpcPeer(CallingPeer):
                     raise frame
                 if frame.kind == frames.ERROR:
                     is_over = True
-                    raise self._raised(method, frame.body)
+                    raise self._error_in(method, frame.body)
                 is_over = frame.kind == frames.REPLY
                 if frame.kind == wanted:
                     yield decode(frame.body)
