@@ -181,7 +181,8 @@ def load_plan(
     installed: the plugins that there are; None: they are looked for.
     """
     plan = read_plan(file, overrides, installed)
-    checks.run(plan.settings, plan.config, plan.provided, plan.objects, plan.plugins, plan.source)
+    problems = checks.problems_of(plan, plan.plugins) + plan.plugins.check(plan.config, plan)
+    checks.refuse(problems, plan.source)
     return plan
 
 
@@ -558,7 +559,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
-    Those settings are not read yet; ``checks.run`` asks them.
+    Those settings are not read yet; ``checks`` asks them.
     """
     use = (core.get("advantage") or {}).get("use", MISSING)
     if use in ("", MISSING):

@@ -199,9 +199,10 @@ class Plugins:
             choices=choices,
         )
 
-    def check(self, config: Mapping[str, Any]) -> list[str]:
+    def check(self, config: Mapping[str, Any], job: ResolvedJob) -> list[str]:
         """Returns the problems that ``gcore_check`` hooks report, each with its plugin's name."""
-        return [_of_plugin(name, said) for name, said in self._said("gcore_check", config, {})]
+        said = self._said("gcore_check", config, {"job": job})
+        return [_of_plugin(name, problem) for name, problem in said]
 
     def check_files(
         self,
