@@ -172,7 +172,7 @@ MUTANTS: dict[str, Mutant] = {
     "training runs again": (
         TrainerShell,
         "train",
-        'await self._once.join(("train", parts[0].step), 0, parts, act)',
+        'await self._requests.run_once(("train", parts[0].step), parts, act)',
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (

@@ -26,14 +26,14 @@ def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
 def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
     if rows < 1:
         raise DataError("a dataset without rows has no order")
-    pass_, index = divmod(ordinal, rows)
+    epoch, index = divmod(ordinal, rows)
     # The network permutes 0 .. 2**bits - 1, the smallest such range that has all rows. It takes an
     # index in two halves. Each round changes one half by a hash of the other, which could be undone
     # from the other half: so no two indexes become the same.
     bits = (rows - 1).bit_length()
     low_bits = bits // 2
     low_mask, high_mask = (1 << low_bits) - 1, (1 << (bits - low_bits)) - 1
-    keys = _round_keys(seed, pass_)
+    keys = _round_keys(seed, epoch)
     while True:
         high, low = index >> low_bits, index & low_mask
         for round_ in range(0, _ROUNDS, 2):
@@ -41,12 +41,12 @@ def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
             high ^= _mixed(low + keys[round_ + 1]) & high_mask
         index = high << low_bits | low
         if index < rows:  # else it is permuted again: the walk comes back into the dataset
-            return pass_, index
+            return epoch, index
 
 
-def sample_seed(run_seed: int, ordinal: int, pass_: int, sample: int) -> int:
+def sample_seed(run_seed: int, ordinal: int, epoch: int, sample: int) -> int:
     """Returns the seed of one sample: 63 bits of blake2b of (run seed, ordinal, pass, sample)."""
-    return int.from_bytes(_digest("sample", run_seed, ordinal, pass_, sample, size=8), "big") >> 1
+    return int.from_bytes(_digest("sample", run_seed, ordinal, epoch, sample, size=8), "big") >> 1
 
 
 def step_seed(run_seed: int, step: int) -> int:
@@ -55,8 +55,8 @@ def step_seed(run_seed: int, step: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _round_keys(seed: int, pass_: int) -> tuple[int, ...]:
-    raw = _digest("order", seed, pass_, size=8 * _ROUNDS)
+def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
+    raw = _digest("order", seed, epoch, size=8 * _ROUNDS)
     return tuple(int.from_bytes(raw[start : start + 8], "big") for start in range(0, len(raw), 8))
 
 

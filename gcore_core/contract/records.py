@@ -215,7 +215,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ordinal: the prompt's place in the seeded order of the run.
     row: row of the dataset.
-    turn: which pass over the dataset.
+    epoch: which pass over the dataset.
     samples: numbers of the samples to draw.
     attempt: how often a replica has not finished it before: it was lost, or needed weights first.
     drafts: (sample, its draft) of each sample that is made from an earlier one.
@@ -223,7 +223,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ordinal: int
     row: int
-    turn: int
+    epoch: int
     samples: tuple[int, ...]
     attempt: int = 0
     drafts: tuple[tuple[int, DraftRef], ...] = ()

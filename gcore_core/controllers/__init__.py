@@ -42,7 +42,7 @@ holds what was drawn ahead:
 
 What is drawn so has been begun by older weights than the step that trains on it: it is stale to
 the trainer, which then does not compare its log-probs with its own, and the objective must correct
-for it. A step ahead needs generators with memory of their own, which do not rest while the trainer
+for it. A step ahead needs generators with memory of their own, which do not sleep while the trainer
 works. A placement policy may move devices only where nothing is in flight at a push, as where
 ``Window.drain`` is called before it.
 """

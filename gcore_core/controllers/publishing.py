@@ -27,7 +27,7 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import rest_trainers
+from gcore_core.controllers.placement.trainers import sleep_trainers
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PLACE_WEIGHTS,
@@ -48,7 +48,7 @@ from gcore_core.runtime.messages import (
     SaveWeights,
     UnsavedWeights,
 )
-from gcore_core.wire.retry import LOST, PUSHES, RetryPolicy, insist, shown
+from gcore_core.wire.retry import LOST, PUSHES, RetryPolicy, insist, keep_alive
 from gcore_core.wire.service import Call
 
 #: Its pauses lie between two attempts to write the final weights, of which there is no last one.
@@ -115,7 +115,7 @@ class Publishing:
         all generators comes first, it is enough. Raises what the push raised.
         """
         self._behind.add(request.replica)
-        with shown(call.progress):
+        with keep_alive(call.progress):
             await self._context.trainers_turn.acquire()
             # The push goes on when whoever asked goes away: the trainers are at it.
             await asyncio.shield(asyncio.ensure_future(self._catch_up(request.replica)))
@@ -134,7 +134,7 @@ class Publishing:
                     await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
                 # Whoever has asked meanwhile has had its push, too.
                 self._behind.discard(replica)
-                await rest_trainers(self._context)
+                await sleep_trainers(self._context)
         finally:
             self._context.trainers_turn.release()
 

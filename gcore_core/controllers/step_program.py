@@ -16,7 +16,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, Evaluation
 from gcore_core.controllers.generation import InStep, Schedule, StepBatch, Window
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import rest_trainers
+from gcore_core.controllers.placement.trainers import sleep_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
@@ -78,7 +78,7 @@ class StepProgram(ABC):
         try:
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
-            await rest_trainers(self.context)
+            await sleep_trainers(self.context)
             digests = self.publishing.digests()
             # A run that goes on may have made all its steps, and have ended without its weights.
             over = self._over()
@@ -189,7 +189,7 @@ class StepProgram(ABC):
             metrics = await self._check(metrics)
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         if not last and not stops:
-            metrics |= await rest_trainers(self.context)
+            metrics |= await sleep_trainers(self.context)
         watch.go_on()
         digests = taken.digests | self.training.digests() | self.publishing.digests()
         evaluated = None

@@ -109,8 +109,10 @@ async def insist_anew(
 
 
 @contextlib.contextmanager
-def shown(progress: Callable[[], None], waits: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Shows progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
+def keep_alive(
+    progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Sends progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
 
     It is for a request that waits for others, who have deadlines of their own.
 

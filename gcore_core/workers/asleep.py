@@ -33,7 +33,7 @@ from gcore_core.runtime.messages import (
     SleepRequest,
     WakeReply,
 )
-from gcore_core.wire.retry import shown
+from gcore_core.wire.retry import keep_alive
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.generator import GeneratorShell
 from gcore_core.workers.sleep_note import SleepNote
@@ -132,7 +132,7 @@ class SleepingGenerator:
         if self._waking is None:
             self._waking = asyncio.ensure_future(self._wake())
         # To load a model may take as long as at the start of a run, where nothing bounds it either.
-        with shown(self._service.progress):
+        with keep_alive(self._service.progress):
             return await asyncio.shield(self._waking)
 
     async def _wake(self) -> GeneratorShell:

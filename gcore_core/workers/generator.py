@@ -312,7 +312,7 @@ class GeneratorShell:
 
     async def _read(self, lease: Lease) -> _Read:
         seeds = {
-            sample: sample_seed(self._seed, lease.ordinal, lease.turn, sample)
+            sample: sample_seed(self._seed, lease.ordinal, lease.epoch, sample)
             for sample in lease.samples
         }
         return _Read(

@@ -103,7 +103,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.store.client import allocate, copy_hashed, map_file
 from gcore_core.wire.gathering import Gathering
-from gcore_core.wire.retry import insist, shown
+from gcore_core.wire.retry import insist, keep_alive
 from gcore_core.wire.service import Call
 from gcore_core.workers.tensor_journal import TensorJournal
 
@@ -318,7 +318,7 @@ class PushSource:
         def waits_for_others() -> bool:
             return self._all_asked_for < request.index
 
-        with shown(call.progress, waits_for_others):
+        with keep_alive(call.progress, waits_for_others):
             bucket: Bucket = await self._gathering.join(
                 request.index, request.receiver, (request.node, request.offers), act
             )
@@ -513,7 +513,7 @@ async def pull_weights(
     here: where this receiver is; None: on the trainer's node, whatever that is called.
     """
     version = request.version
-    with shown(progress):
+    with keep_alive(progress):
         plan = await insist(source, PUSH_PLAN, PlanRequest(version, request.attempt))
     await compute(receiver.begin_weights, plan)
     offers = receiver.push_offers() if isinstance(receiver, ReceivesDevice) else {}
@@ -522,7 +522,7 @@ async def pull_weights(
         bucket_request = BucketRequest(
             version, request.receiver, index, request.attempt, offers, here.node if here else ""
         )
-        with shown(progress):
+        with keep_alive(progress):
             bucket = await insist(source, PUSH_BUCKET, bucket_request)
             return bucket if here is None else await _mirrored(bucket, request, here)
 

@@ -37,7 +37,7 @@ class _Group:
     """Collects one prompt's records as they come.
 
     row: row of the dataset.
-    turn: which pass over the dataset.
+    epoch: which pass over the dataset.
     due: how many of its records may be drawn by now, the first ones; a wave makes more due.
     drafts: sample -> the record that it is made from.
     attempt: how often a replica has not finished what was asked of it: it was lost, or first
@@ -49,7 +49,7 @@ class _Group:
     """
 
     row: int
-    turn: int
+    epoch: int
     due: int
     drafts: dict[int, DraftRef] = field(default_factory=dict)
     attempt: int = 0
@@ -116,13 +116,13 @@ class Ledger:
         return self.unfinished(own)
 
     def _fresh(self, ordinal: int) -> _Group:
-        turn, row = row_of(ordinal, self._rows, self._seed)
-        return _Group(row, turn, self.waves[0])
+        epoch, row = row_of(ordinal, self._rows, self._seed)
+        return _Group(row, epoch, self.waves[0])
 
     def adopt(self, leases: list[Lease]) -> None:
         """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
         self._open |= {
-            lease.ordinal: _Group(lease.row, lease.turn, self.waves[0]) for lease in leases
+            lease.ordinal: _Group(lease.row, lease.epoch, self.waves[0]) for lease in leases
         }
 
     def unfinished(self, among: Set[int]) -> list[Lease]:
@@ -132,7 +132,9 @@ class Ledger:
             missing = tuple(s for s in range(group.due) if s not in group.records)
             if ordinal in among and missing:
                 drafts = tuple((s, group.drafts[s]) for s in missing if s in group.drafts)
-                leases.append(Lease(ordinal, group.row, group.turn, missing, group.attempt, drafts))
+                leases.append(
+                    Lease(ordinal, group.row, group.epoch, missing, group.attempt, drafts)
+                )
         return leases
 
     def between_waves(self, among: Iterable[int]) -> list[tuple[int, list[Header]]]:

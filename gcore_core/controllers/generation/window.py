@@ -257,7 +257,7 @@ class Window:
             try:
                 while (membership := self._schedule.take()) is None:
                     self._begin_groups()
-                    await self._rest()
+                    await self._pause()
                     await self._look()
             finally:
                 for draw in self._draws:
@@ -277,7 +277,7 @@ class Window:
         return taken
 
     async def _run(self) -> None:
-        """Looks, closes a step, begins groups and rests, over and over, until it is cancelled.
+        """Looks, closes a step, begins groups and pauses, over and over, until it is cancelled.
 
         Raises what failed in drawing, and TrainingError when too many groups cannot be used.
         """
@@ -288,7 +288,7 @@ class Window:
                 self._has_taken.set()
             self._begin_groups()
             self._note_quiet()
-            await self._rest()
+            await self._pause()
 
     async def _look(self) -> None:
         """Has all shards tell what has ended, and which version and step each is at."""
@@ -390,14 +390,14 @@ class Window:
         self._numbers += 1
         return self._numbers - 1
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """Waits until it is worth while to look; raises what failed in drawing.
 
         A look waits for the slowest shard. A shard that has drawn everything, or that is further
         than others, has nothing else to wait for and goes to the next look at once.
         """
         if not self._schedule.runs_on:
-            await self._rest_in_step()
+            await self._pause_in_step()
         elif not (self._schedule.in_flight and not self._draws) and not self._is_behind():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_s()):
@@ -405,7 +405,7 @@ class Window:
         if self._failed is not None:
             raise self._failed
 
-    async def _rest_in_step(self) -> None:
+    async def _pause_in_step(self) -> None:
         if self._draws:
             # Two cases without a time limit: a run that is to repeat issues nothing before
             # everything is there, and in turns the shards must stay together.

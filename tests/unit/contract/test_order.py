@@ -11,13 +11,13 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.order import row_of, sample_seed
 
 
-def order(rows: int, seed: int = 0, pass_: int = 0) -> list[int]:
-    return [row_of(pass_ * rows + index, rows, seed)[1] for index in range(rows)]
+def order(rows: int, seed: int = 0, epoch: int = 0) -> list[int]:
+    return [row_of(epoch * rows + index, rows, seed)[1] for index in range(rows)]
 
 
-@given(rows=st.integers(1, 600), seed=st.integers(-(2**70), 2**70), pass_=st.integers(0, 5))
-def test_every_pass_visits_every_row_once(rows: int, seed: int, pass_: int) -> None:
-    assert sorted(order(rows, seed, pass_)) == list(range(rows))
+@given(rows=st.integers(1, 600), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 5))
+def test_every_pass_visits_every_row_once(rows: int, seed: int, epoch: int) -> None:
+    assert sorted(order(rows, seed, epoch)) == list(range(rows))
 
 
 @pytest.mark.parametrize("rows", [4095, 4096, 4097, 20_000])
@@ -30,7 +30,7 @@ def test_the_pass_is_the_ordinal_divided_by_the_rows() -> None:
 
 
 def test_passes_and_seeds_have_orders_of_their_own() -> None:
-    orders = [order(50, seed, pass_) for seed in range(4) for pass_ in range(4)]
+    orders = [order(50, seed, epoch) for seed in range(4) for epoch in range(4)]
     assert len({tuple(o) for o in orders}) == 16
     # two independent orders of 50 rows agree in one place on average
     same = [sum(a == b for a, b in zip(orders[0], other, strict=True)) for other in orders[1:]]
@@ -45,7 +45,7 @@ def test_the_order_is_the_same_in_every_process_and_version() -> None:
 @pytest.mark.parametrize("rows", [3, 5, 8, 13])
 def test_a_row_is_equally_likely_at_every_position(rows: int) -> None:
     passes = 3000
-    counts = Counter(row_of(pass_ * rows, rows, 1)[1] for pass_ in range(passes))
+    counts = Counter(row_of(epoch * rows, rows, 1)[1] for epoch in range(passes))
     expected = passes / rows
     chi_square = sum((counts[row] - expected) ** 2 / expected for row in range(rows))
     assert chi_square < 40  # 12 degrees of freedom at most: exceeded once in 10,000 seeds

@@ -80,7 +80,7 @@ WRONG = [
 async def test_a_column_that_cannot_be_right_is_named(wrong: np.ndarray, problem: str) -> None:
     assert problem in version_problem(wrong, 2, (4, 5))
     records = DrawnRecords(cast(Any, None), cast(Any, None), shards=1)
-    records.begin(Lease(ordinal=7, row=0, turn=0, samples=(1,)), 0)
+    records.begin(Lease(ordinal=7, row=0, epoch=0, samples=(1,)), 0)
     request = SampleRequest(ordinal=7, sample=1, seed=1, prompt=Prompt(row=0, text=""))
     columns = {"action_ids": column(1, 2), VERSION: wrong}
     record = Finished(request=request, status=FINISHED, versions=(4, 5), columns=columns)

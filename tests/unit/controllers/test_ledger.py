@@ -62,7 +62,7 @@ def test_the_leases_of_all_shards_form_the_global_slices(
         leases = [lease for ledger in ledgers for lease in ledger.lease(slice_)]
         assert sorted(lease.ordinal for lease in leases) == list(range(begin, begin + size))
         for lease in leases:
-            assert (lease.turn, lease.row) == row_of(lease.ordinal, ROWS, SEED)
+            assert (lease.epoch, lease.row) == row_of(lease.ordinal, ROWS, SEED)
             assert (lease.samples, lease.attempt) == ((0, 1), 0)
         begin += size
 
@@ -185,7 +185,7 @@ def test_lost_samples_are_leased_again_unchanged(
             missing = tuple(s for s in sorted(lost[ordinal]) if (ordinal, s) not in finished)
             if missing:  # same row and turn, so the same seeds
                 wanted.append(
-                    Lease(ordinal, first[ordinal].row, first[ordinal].turn, missing, attempt)
+                    Lease(ordinal, first[ordinal].row, first[ordinal].epoch, missing, attempt)
                 )
         assert again == wanted
     untouched = first.keys() - lost.keys()

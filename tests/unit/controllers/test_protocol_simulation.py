@@ -183,13 +183,13 @@ def passing(samples: int, seed: int, rows: int) -> list[int]:
     dataset = fake.FakeDataset(fake.FakeDataConfig(rows=rows))
 
     def teaches(ordinal: int) -> bool:
-        turn, row = row_of(ordinal, rows, seed)
+        epoch, row = row_of(ordinal, rows, seed)
         generator.submit(
             [
                 SampleRequest(
                     ordinal=ordinal,
                     sample=s,
-                    seed=sample_seed(seed, ordinal, turn, s),
+                    seed=sample_seed(seed, ordinal, epoch, s),
                     prompt=dataset[row],
                 )
                 for s in range(samples)

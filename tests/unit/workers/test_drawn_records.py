@@ -75,7 +75,7 @@ async def test_a_record_is_held_for_a_step_that_asked_while_it_was_stored() -> N
     store = SlowStore()
     rounds = Rounds(shards=1, gather_s=None, restarted=False)
     records = drawn_records.DrawnRecords(cast(StoreWriter, store), rounds, shards=1)
-    lease = Lease(ordinal=7, row=0, turn=0, samples=(0,))
+    lease = Lease(ordinal=7, row=0, epoch=0, samples=(0,))
     request = SampleRequest(ordinal=7, sample=0, seed=1, prompt=Prompt(row=0, text=""))
 
     await rounds.join(GenerateRequest(2, 0, 0, TRAIN, [lease], 0))
