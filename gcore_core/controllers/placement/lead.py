@@ -183,7 +183,7 @@ class PlacementLead:
         arranged_s = await self._carry_out(self._decision, False, release_before)
         self._boundary_s = arranged_s + self._sleepers.sleep_s
         # The policy sees the seconds of a change only where there was one. Where nothing woke and
-        # no replica slept in training, some replicas only went to sleep, or were told of ``release_before``.
+        # none slept in training, some replicas only went to sleep, or learned ``release_before``.
         if self._boundary_s and (self._sleepers.moved or self._sleepers.sleep_s):
             self._switch_s = self._boundary_s
         return self._make_awake(self._decision)

@@ -157,7 +157,7 @@ class PlacementShard:
         self._arranged_s = clock()
 
     async def _wake_all(self, release_before: int) -> None:
-        """Wakes the replicas that slept in training, in a run where nothing moves; the lead does it."""
+        """Wakes the replicas that slept in training, where nothing moves; the lead does it."""
         if self._agree.lead:
             woke_s = await self._sleepers.arrange(self.awake.replicas, release_before)
             took_s = woke_s + self._sleepers.sleep_s
