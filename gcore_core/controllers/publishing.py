@@ -61,7 +61,7 @@ class Publishing:
     The lead pushes. The other shards wait for it, which is the barrier at the end of a step.
 
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
-    generates ahead first calls ``Window.drain``, or has generators that go on with samples
+    generates ahead first calls ``Producer.drain``, or has generators that go on with samples
     through a push (capability "weights.midway").
 
     version: of the weights that the trainers hold, or are about to.

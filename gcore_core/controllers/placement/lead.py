@@ -6,7 +6,7 @@ journal too. What the lead does for step n:
 
     before the rollout   decide       asks the policy; replicas wake and go to sleep
     in the rollout       begin_phase  in mode "colocated": gives the cells to the judges, and back
-                         rescue       at each look of ``Window``: is a judge without any replica?
+                         rescue       at each look of ``Producer``: is a judge without any replica?
     before step n + 1    decide       first writes what the decision for step n came to
 
 A decision speaks of cells, and this module of replicas, by their numbers. For example, the policy
@@ -41,7 +41,7 @@ from gcore_core.runtime.placement_decisions import ask_policy, check_decision, p
 
 log = logging.getLogger(__name__)
 # How many looks in a row must find a judge without a replica that answers, before the judge is
-# helped. ``Window`` looks every second, and in a long rollout after another twentieth of its time.
+# helped. ``Producer`` looks every second, in a long rollout after another twentieth of its time.
 # Where a replica does not answer, the look itself takes up to ``sleepers.ANSWER_S``.
 LOOKS = 5
 _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees

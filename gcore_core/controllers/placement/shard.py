@@ -29,9 +29,9 @@ class PlacementShard:
 
     In a run whose policy moves nothing, every replica is awake in every rollout.
 
-    A step program calls ``sleep`` when a rollout is over and ``decide`` before each push.
-    ``Window`` and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``.
-    A program that generates ahead of training never calls ``sleep``.
+    A step program calls ``sleep`` when a rollout is over and ``decide`` before each push. A program
+    that generates ahead of training never calls ``sleep``. What draws records asks ``awake``,
+    ``sampling`` and ``judging``.
 
     Where a placement policy moves devices, no rollout may be in flight at ``decide``: no sample,
     and no question to a judge. Where generation runs ahead of training, a rollout is what is drawn

@@ -105,7 +105,7 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
     [
         (
             "from gcore_core.controllers.window import (Ahead, Window)",
-            "from gcore_core.kits.programs import (Ahead, Window)",
+            "from gcore_core.kits.programs import (Ahead, Producer as Window)",
         ),
         (
             "from gcore_core.controllers.window import (\n    Ahead,  # )\n    Taken,\n)\n",
@@ -117,11 +117,11 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
         ),
         (
             "from gcore_core.controllers.window import Ahead, \\\n    Window as Window\n",
-            "from gcore_core.kits.programs import Ahead, \\\n    Window as Window\n",
+            "from gcore_core.kits.programs import Ahead, \\\n    Producer as Window\n",
         ),
         (
             "from gcore_core.controllers.window import Window, Taken\n",
-            "from gcore_core.kits.programs import Window, StepBatch as Taken\n",
+            "from gcore_core.kits.programs import Producer as Window, StepBatch as Taken\n",
         ),
         (
             "from gcore_core.controllers.window.schedule import Told as Report\n",
@@ -129,11 +129,11 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
         ),
         (
             "import gcore_core.controllers.window as w\nw.Window, w.Taken, row.w.other\n",
-            "import gcore_core.kits.programs as w\nw.Window, w.StepBatch, row.w.other\n",
+            "import gcore_core.kits.programs as w\nw.Producer, w.StepBatch, row.w.other\n",
         ),
         (
             "from gcore_core.controllers import window\nwindow.Window, window.Told\n",
-            "from gcore_core.kits import programs as window\nwindow.Window, window.GroupReport\n",
+            "from gcore_core.kits import programs as window\nwindow.Producer, window.GroupReport\n",
         ),
         (
             "from gcore_core.controllers import keep_rate\nkeep_rate.covers\n",
@@ -143,7 +143,7 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
             "import gcore_core.controllers.window\ngcore_core.controllers.window.Taken\n",
             "import gcore_core.kits.programs\ngcore_core.kits.programs.StepBatch\n",
         ),
-        ('"gcore_core.controllers.window:Window"', '"gcore_core.kits.programs:Window"'),
+        ('"gcore_core.controllers.window:Window"', '"gcore_core.kits.programs:Producer"'),
     ],
 )
 def test_step_programs_come_from_their_kit(old: str, new: str) -> None:
@@ -165,7 +165,7 @@ PRIVATE = "gcore_core.controllers is not public any more; use gcore_core.kits.pr
         ),
         (
             "from gcore_core.controllers.window import Window, Drawing",
-            "from gcore_core.kits.programs import Window\n"
+            "from gcore_core.kits.programs import Producer as Window\n"
             "from gcore_core.controllers.window import Drawing",
             [(2, PRIVATE)],
         ),
@@ -180,7 +180,7 @@ PRIVATE = "gcore_core.controllers is not public any more; use gcore_core.kits.pr
             "gcore_core.controllers.window.Drawing",
             "import gcore_core.controllers.window\n"
             "import gcore_core.kits.programs\n"
-            "gcore_core.kits.programs.Window\n"
+            "gcore_core.kits.programs.Producer\n"
             "gcore_core.controllers.window.Drawing",
             [(1, PRIVATE), (4, PRIVATE)],
         ),

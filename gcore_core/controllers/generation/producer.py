@@ -42,7 +42,7 @@ TICK_SHARE = 0.05
 IDLE_TICK_S = 1.0
 
 
-class Look(msgspec.Struct, array_like=True):
+class ShardReport(msgspec.Struct, array_like=True):
     """Holds what a shard says at a look.
 
     version: of the weights that it has seen published.
@@ -90,11 +90,11 @@ class StepBatch:
     digests: dict[str, int] = field(default_factory=dict)
 
 
-class Window:
+class Producer:
     """Produces this shard's part of the groups that steps train on.
 
     For each step, in order: ``take`` its groups, train on them, ``commit``. All shards call the
-    same in the same order. The window's agreements are in a scope of their own, so they need no
+    same in the same order. The producer's agreements are in a scope of their own, so they need no
     order with those of training.
 
     Which groups are begun when, and which a step takes, is for the schedule to decide. Every shard
@@ -240,7 +240,7 @@ class Window:
 
         There are none where production does not run on.
 
-        The window's are as of ``seal``.
+        Those that begin with ``window/`` are as of ``seal``.
         """
         return self._metrics
 
@@ -296,9 +296,9 @@ class Window:
         self._settle_complete()
         told = [_told(one) for one in self._latest]
         drawn = self._ledger.drawn
-        own = Look(self._version, self._wanted, told, self._push_waits, drawn)
+        own = ShardReport(self._version, self._wanted, told, self._push_waits, drawn)
         payloads = await self._tell(msgspec.msgpack.encode(own))
-        looks = [msgspec.msgpack.decode(payload, type=Look) for payload in payloads]
+        looks = [msgspec.msgpack.decode(payload, type=ShardReport) for payload in payloads]
         version = min(look.version for look in looks)
         wanted = min(look.wanted for look in looks)
         push_waits = any(look.push_waits for look in looks)
