@@ -43,7 +43,7 @@ from typing import Any
 import quickstart_runs as runs
 from report import Claim, add_options, interval, publish
 
-from gcore_core.contract.run_files import Record, read_trace
+from gcore_core.contract.run_files import RecordTrace, read_trace
 
 VERDICTS = ("trained", "filtered", "quarantined")
 TWO_SLOTS = ("roles.policy.slots=2", "roles.rollout.slots=2", "cluster.devices=4")
@@ -192,7 +192,7 @@ def run_directory(folder: Path, name: str, seed: int) -> Path:
 
 def records_drawn_again(run_dir: Path) -> int:
     """Returns how many records of a run are of samples that were drawn before and lost."""
-    return sum(isinstance(line, Record) and line.attempt > 0 for line in read_trace(run_dir))
+    return sum(isinstance(line, RecordTrace) and line.attempt > 0 for line in read_trace(run_dir))
 
 
 def seconds_a_step(rows: list[dict[str, Any]]) -> float:

@@ -68,7 +68,7 @@ from saturation import RATES, Saturation
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.launching import Endpoint, StreamEndpoint
-from gcore_core.contract.run_files import Record, read_metrics, read_trace
+from gcore_core.contract.run_files import RecordTrace, read_metrics, read_trace
 from gcore_core.runtime.shared_memory import STREAMED_BYTES
 from gcore_core.wire.service import Call, Service
 from gcore_core.wire.sockets import RpcNetwork
@@ -426,7 +426,9 @@ def numbers(controllers: list[int], rounds: int) -> list[Claim]:
         with ran(job(shards, PROMPTS, GROUP, ranks=64, replicas=192)) as directory:
             metrics = metrics_of(directory)
             trace = [
-                line for line in read_trace(directory) if isinstance(line, Record) and line.step
+                line
+                for line in read_trace(directory)
+                if isinstance(line, RecordTrace) and line.step
             ]
         cpu_us[shards] += [
             (cpu_s(b) - cpu_s(a)) / records * 1e6 for a, b in itertools.pairwise(metrics[1:])

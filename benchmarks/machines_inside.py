@@ -28,7 +28,7 @@ from gcore_nodes.config import CommandConfig
 from weight_push import BUCKET_BYTES, ModelConfig
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.launching import ALIVE, Site
 from gcore_core.node import handshake
 from gcore_core.runtime.messages import (
@@ -141,7 +141,7 @@ def worker_of(name: str, site: Site, order: Order) -> WorkerSpec:
         factories={"backend": factory},
         secret=site.secret,
         settings=kind(
-            run=Run(steps=1, deterministic=True),
+            run=RunSettings(steps=1, deterministic=True),
             context=PlainContext(directory=order.directory),
         ),
         store=StorePlace(str(site.nodes[node].store), node, node),

@@ -15,8 +15,9 @@ numeric_right_but_not_latex: the same of those that look for LaTeX alone, and so
     right number in text that is not LaTeX.
 numeric_agreement: over the cases whose first text is a plain number, the share in which
     ``rewards/numeric`` says what the test expects. The others it refuses.
-number_spellings_wrong: spellings of numbers, in tests/unit/number_spellings.jsonl, that are read as
-    something else than is right: at the end of a text, as a row's answer, or by rewards/numeric.
+number_spellings_wrong: spellings of numbers, in number_spellings.jsonl of gcore-rewards' tests,
+    that are read as something else than is right: at the end of a text, as a row's answer, or by
+    rewards/numeric.
 math_spellings_wrong: of those that are no number, such as ``sqrt(16)``, how many ``rewards/math``
     rewards where the row's answer is a group of their digits, such as 16. Texts with a box are left
     out: what is in it is the answer, whatever stands around it.
@@ -37,8 +38,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gcore_rewards.answers import last_number
 from gcore_rewards.config import MathConfig, VerifierConfig
 from gcore_rewards.expressions import MathReward
+from gcore_rewards.numbers import Number, number_of
 from gcore_rewards.verifiers import Numeric
 from gcore_testing.contracts.scorer import scored_record
 from report import Claim, add_options, publish, repeated
@@ -46,11 +49,9 @@ from report import Claim, add_options, publish, repeated
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.scorer import Scorer
-from gcore_core.kits.answers import last_number
-from gcore_core.kits.numbers import Number, number_of
 
 CASES = Path(__file__).with_name("math_verify_cases.json")
-SPELLINGS = Path(__file__).parents[1] / "tests/unit/number_spellings.jsonl"
+SPELLINGS = Path(__file__).parents[1] / "plugins/gcore-rewards/tests/number_spellings.jsonl"
 _OPTION = "stands in the suite twice: as 0, and as 1 by an option that the reward does not have"
 _FORM = (
     "is 0 to a test that looks for LaTeX alone; the reward also reads the plain text, which is 9"

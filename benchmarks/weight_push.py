@@ -46,7 +46,7 @@ from report import Claim, add_options, median_ratio, publish, repeated
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.records import FAILED, Header, Lease, TensorSpec, WeightPlan
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.node import handshake
@@ -343,7 +343,8 @@ def worker_spec(
         },
         secret=secret,
         settings=kind(
-            run=Run(steps=1, deterministic=True), context=PlainContext(directory=str(directory))
+            run=RunSettings(steps=1, deterministic=True),
+            context=PlainContext(directory=str(directory)),
         ),
         store=StorePlace(str(directory), "node0", "supervisor"),
         versions=handshake.versions([]),

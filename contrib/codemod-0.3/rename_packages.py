@@ -49,6 +49,9 @@ MODULES = {
     "gcore_core.testing": "gcore_testing",
     "gcore_core.kits.loopback": "gcore_report.loopback",
     "gcore_core.kits.machines": "gcore_nodes.machines",
+    "gcore_core.kits.answers": "gcore_rewards.answers",
+    "gcore_core.kits.number_words": "gcore_rewards.number_words",
+    "gcore_core.kits.numbers": "gcore_rewards.numbers",
 }
 #: Distribution of 0.2 whose libraries are an extra in 0.3 -> that extra.
 OWN_EXTRA = {"gcore-eval": "eval", "gcore-human": "human", "gcore-jobs": "jobs", "gcore-sim": "sim"}
@@ -75,8 +78,11 @@ CALLS = ("job", "load", "run", "train")
 #: (module of 0.2, name) -> the module of 0.3 that has this name.
 MOVED = {
     **{("gcore_core", name): "gcore" for name in CALLS},
+    ("gcore_core.kits", "answers"): "gcore_rewards",
     ("gcore_core.kits", "loopback"): "gcore_report",
     ("gcore_core.kits", "machines"): "gcore_nodes",
+    ("gcore_core.kits", "number_words"): "gcore_rewards",
+    ("gcore_core.kits", "numbers"): "gcore_rewards",
     ("gcore_core.kits.launching", "HOLD_LEASE"): "gcore_nodes.messages",
     ("gcore_core.kits.launching", "HoldLease"): "gcore_nodes.messages",
     ("gcore_core.kits.launching", "LENGTH_BYTES"): "gcore_core.kits.wire",

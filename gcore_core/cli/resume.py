@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from gcore_core.contract.run_files import CONFIG
 
     if args.owns_process:
-        from gcore_core.run.start import run_guarded as run_job
+        from gcore_core.run.start import run_with_restarts as run_job
     else:
         from gcore_core.run.start import run_file as run_job
 

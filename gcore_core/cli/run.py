@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.owns_process:
-        from gcore_core.run.start import run_guarded as run_job
+        from gcore_core.run.start import run_with_restarts as run_job
     else:
         from gcore_core.run.start import run_file as run_job
 

@@ -33,7 +33,14 @@ from gcore_core.contract.abilities import (
 from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
-from gcore_core.contract.job_settings import MISSING, POLICY, ROLLOUT, JobSettings, Reward, Role
+from gcore_core.contract.job_settings import (
+    MISSING,
+    POLICY,
+    ROLLOUT,
+    JobSettings,
+    RewardSettings,
+    RoleSettings,
+)
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
@@ -396,9 +403,11 @@ def _models(settings: JobSettings) -> Iterator[str]:
             )
 
 
-def _model_of(node: Role | Reward, roles: Mapping[str, Role]) -> Mapping[str, Any]:
+def _model_of(
+    node: RoleSettings | RewardSettings, roles: Mapping[str, RoleSettings]
+) -> Mapping[str, Any]:
     """Returns the ``model:`` of a role, or of the role that it follows; a reward has none."""
-    if not isinstance(node, Role):
+    if not isinstance(node, RoleSettings):
         return {}
     followed = roles.get(node.follows) if node.follows else None
     if not node.model and followed is not None:

@@ -25,7 +25,7 @@ IN_ORDER = "core/in-order"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class BalancerChoice:
     """Says which provider a section's ``use: auto`` stands for, and why.
 
     use: what ``use`` becomes.
@@ -39,7 +39,9 @@ class Choice:
     note: str = ""
 
 
-def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> Choice | None:
+def choose(
+    core: Mapping[str, Any], merged: DictConfig, installed: Catalog
+) -> BalancerChoice | None:
     """Returns the balancer that ``auto`` stands for; None where one is named.
 
     core: the core's own values.
@@ -49,7 +51,7 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
         return None
     slots = _slots(merged)
     if slots == 1:
-        return Choice(use=IN_ORDER, reason="auto: the policy has one slot")
+        return BalancerChoice(use=IN_ORDER, reason="auto: the policy has one slot")
     try:
         installed.get(BY_COST, where="balance.use")
     except GcoreError:
@@ -59,7 +61,7 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
             f"whatever they cost, since plugin {BY_COST} is not installed or may not be used "
             f"({install_command(home_of(BY_COST))})"
         )
-        return Choice(use=IN_ORDER, reason=reason, note=note)
+        return BalancerChoice(use=IN_ORDER, reason=reason, note=note)
     deterministic = bool(core["run"]["deterministic"])
     learns = (
         "it learns no costs, since run.deterministic is true"
@@ -67,7 +69,7 @@ def choose(core: Mapping[str, Any], merged: DictConfig, installed: Catalog) -> C
         else "it learns costs from measured seconds, so two runs may differ in the last bits; "
         "run.deterministic: true makes them repeat"
     )
-    return Choice(
+    return BalancerChoice(
         use=BY_COST,
         reason="auto: the policy has several slots",
         note=f"balance.use is {BY_COST}, as the policy has several slots and {home_of(BY_COST)} is "

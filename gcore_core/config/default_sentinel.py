@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_core.config.catalog import Catalog
-from gcore_core.config.default_balancer import Choice
+from gcore_core.config.default_balancer import BalancerChoice
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.installing import find_installed, install_command
 from gcore_core.contract.job_settings import AUTO, POLICY
@@ -39,7 +39,7 @@ def setting_elsewhere(reference: str, settings: Iterable[str]) -> str:
     return f"{SEARCHING_BAND} of {name} has {CANARIES}: {install_command(name)}"
 
 
-def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
+def choose(core: Mapping[str, Any], installed: Catalog) -> BalancerChoice | None:
     """Returns the sentinel that ``auto`` stands for; None where one is named.
 
     core: the core's own values.
@@ -50,16 +50,16 @@ def choose(core: Mapping[str, Any], installed: Catalog) -> Choice | None:
         installed.get(SEQUENTIAL, where="sentinel.use")
     except GcoreError:
         reason = f"auto: plugin {SEQUENTIAL} is not installed, or may not be used"
-        return Choice(use=BAND, reason=reason)
+        return BalancerChoice(use=BAND, reason=reason)
     if (core["roles"].get(POLICY) or {}).get("python"):
-        return Choice(
+        return BalancerChoice(
             use=SEARCHING_BAND,
             reason=f"auto: roles.{POLICY}.python is another interpreter",
             note=f"sentinel.use is {SEARCHING_BAND}, as roles.{POLICY} has an interpreter of its "
             f"own; where gcore-{SEQUENTIAL} is installed there, sentinel.use={SEQUENTIAL} also "
             "watches low precision",
         )
-    return Choice(
+    return BalancerChoice(
         use=SEQUENTIAL,
         reason=f"auto: plugin {SEQUENTIAL} is installed",
         note=f"sentinel.use is {SEQUENTIAL}, as gcore-{SEQUENTIAL} is installed",

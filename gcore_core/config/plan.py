@@ -59,12 +59,12 @@ from gcore_core.contract.job_settings import (
     MISSING,
     POLICY,
     ROLLOUT,
-    Data,
+    DataSettings,
     JobSettings,
-    Objective,
-    Observer,
-    Reward,
-    Role,
+    ObjectiveSettings,
+    ObserverSettings,
+    RewardSettings,
+    RoleSettings,
 )
 from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
 
@@ -272,7 +272,7 @@ def _first_phase(source: yaml_source.Source, installed: catalog.Catalog) -> _Cho
 
 def _chosen_by_core(
     core: Mapping[str, Any], merged: DictConfig, installed: catalog.Catalog
-) -> dict[str, default_balancer.Choice]:
+) -> dict[str, default_balancer.BalancerChoice]:
     """Returns section -> the choice of the core, for sections that the user leaves to it."""
     chosen = {
         "balance": default_balancer.choose(core, merged, installed),
@@ -419,7 +419,11 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
     Providers' config classes are grafted onto these nodes later.
     """
     tree: DictConfig = OmegaConf.structured(JobSettings)
-    for section, cls in (("roles", Role), ("rewards", Reward), ("observers", Observer)):
+    for section, cls in (
+        ("roles", RoleSettings),
+        ("rewards", RewardSettings),
+        ("observers", ObserverSettings),
+    ):
         for name in user.get(section) or ():
             if not schema.NAME.fullmatch(str(name)):
                 raise ConfigError(
@@ -428,9 +432,9 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
             tree[section][str(name)] = OmegaConf.structured(cls)
     for name in user.get("roles") or ():
         if _get(user, f"roles.{name}.objective") is not None:
-            tree.roles[str(name)].objective = OmegaConf.structured(Objective)
+            tree.roles[str(name)].objective = OmegaConf.structured(ObjectiveSettings)
     if _get(user, "evaluation.data") is not None:
-        tree.evaluation.data = OmegaConf.structured(Data)
+        tree.evaluation.data = OmegaConf.structured(DataSettings)
     return tree
 
 
@@ -526,7 +530,7 @@ def _take_objectives(
         written = _get(user, f"roles.{name}.objective") or {}
         node["objective"] = {"config": {}, **(node["objective"] or {}), "use": use}
         user["roles"][name]["objective"] = {**written, "use": use}
-        tree.roles[name].objective = OmegaConf.structured(Objective)
+        tree.roles[name].objective = OmegaConf.structured(ObjectiveSettings)
         origins[f"roles.{name}.objective.use"] = f"default of role {name} ({item.owner})"
     return origins
 

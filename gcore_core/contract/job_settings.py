@@ -86,7 +86,7 @@ def _open() -> Any:
 
 
 @dataclass
-class Run:
+class RunSettings:
     """The run as a whole."""
 
     GONE_KEYS: ClassVar[dict[str, str]] = {
@@ -121,7 +121,7 @@ class Choice:
 
 
 @dataclass
-class Launcher(Choice):
+class LauncherSettings(Choice):
     """What starts the node agents, and what is done about files that a node does not have."""
 
     use: str = "core/local"
@@ -136,7 +136,7 @@ class Launcher(Choice):
 
 
 @dataclass
-class Cluster:
+class ClusterSettings:
     """What the run may occupy."""
 
     devices: int | str = "auto"
@@ -157,7 +157,7 @@ class Cluster:
 
 
 @dataclass
-class Controller(Choice):
+class ControllerSettings(Choice):
     """The step program."""
 
     use: str = "core/sync"
@@ -179,7 +179,7 @@ class Controller(Choice):
 
 
 @dataclass
-class Data(Choice):
+class DataSettings(Choice):
     """A dataset of prompts."""
 
     use: str = "core/jsonl"
@@ -189,7 +189,7 @@ class Data(Choice):
 
 
 @dataclass
-class Evaluation:
+class EvaluationSettings:
     """When and on what the policy is evaluated."""
 
     every: int = _at_least(0, default=0)
@@ -200,7 +200,7 @@ class Evaluation:
     """Prompts, the first ones, whose answers are shown with each evaluation: one greedy, one
     drawn.
     """
-    data: Data | None = field(default=None, metadata={KIND: "dataset"})
+    data: DataSettings | None = field(default=None, metadata={KIND: "dataset"})
     """A dataset of its own, of prompts that are not trained on. ``null``: nothing is evaluated, and
     ``evaluation.every`` is refused; so are ``evaluation.prompts`` and ``evaluation.show`` where
     this key is not set at all.
@@ -208,7 +208,7 @@ class Evaluation:
 
 
 @dataclass
-class Advantage(Choice):
+class AdvantageSettings(Choice):
     """Turns rewards into advantages."""
 
     use: str = MISSING
@@ -218,7 +218,7 @@ class Advantage(Choice):
 
 
 @dataclass
-class Objective(Choice):
+class ObjectiveSettings(Choice):
     """A loss."""
 
     use: str = MISSING
@@ -226,7 +226,7 @@ class Objective(Choice):
 
 
 @dataclass
-class Filter(Choice):
+class FilterSettings(Choice):
     """Says which groups teach."""
 
     use: str = "core/keep-all"
@@ -236,7 +236,7 @@ class Filter(Choice):
 
 
 @dataclass
-class Sampling(Choice):
+class SamplingSettings(Choice):
     """Says how the records of a group are drawn."""
 
     use: str = "core/plain"
@@ -244,7 +244,7 @@ class Sampling(Choice):
 
 
 @dataclass
-class Balance(Choice):
+class BalanceSettings(Choice):
     """Splits records over data-parallel ranks."""
 
     use: str = AUTO
@@ -255,7 +255,7 @@ class Balance(Choice):
 
 
 @dataclass
-class Sentinel(Choice):
+class SentinelSettings(Choice):
     """Watches whether generators compute what the trainer computes."""
 
     GONE_KEYS: ClassVar[dict[str, Callable[[], str]]] = {
@@ -273,7 +273,7 @@ class Sentinel(Choice):
 
 
 @dataclass
-class Placement(Choice):
+class PlacementSettings(Choice):
     """Decides which devices each role has."""
 
     use: str = "core/even"
@@ -289,7 +289,7 @@ class Placement(Choice):
 
 
 @dataclass
-class Checkpoint:
+class CheckpointSettings:
     """When the run's state is saved and which states stay."""
 
     every: int = _at_least(0, default=0)
@@ -311,7 +311,7 @@ class Checkpoint:
 
 
 @dataclass
-class MadeModel:
+class MadeModelSettings:
     """What ``model.make`` of a role holds: a function that makes the model before the run."""
 
     path: str = MISSING
@@ -320,16 +320,16 @@ class MadeModel:
 
 
 @dataclass
-class Model:
+class ModelSettings:
     """The keys of a role's ``model`` that the core knows; plugins may read others."""
 
     path: str | None = None
     revision: str | None = None
-    make: MadeModel | None = None
+    make: MadeModelSettings | None = None
 
 
 @dataclass
-class Role(Choice):
+class RoleSettings(Choice):
     """One of ``roles``: a backend and where it runs."""
 
     GONE_KEYS: ClassVar[dict[str, str]] = {
@@ -351,7 +351,7 @@ class Role(Choice):
     """Interpreter of its workers: a path, a command such as ``python3.12``, or ``venv:NAME``.
     ``null``: the one that runs ``g-core``.
     """
-    model: dict[str, Any] = field(default_factory=dict, metadata={KEYS: Model})
+    model: dict[str, Any] = field(default_factory=dict, metadata={KEYS: ModelSettings})
     """The model: ``path``, with ``revision`` of one on a hub, or ``make`` for one that is made
     once, before the run; not both. Of the two, the one that the command line says wins over the
     file's.
@@ -360,7 +360,7 @@ class Role(Choice):
     """Passed to the engine as it is; a plugin that has no engine, or whose engine has other keys
     for it, refuses it at check.
     """
-    objective: Objective | None = None
+    objective: ObjectiveSettings | None = None
     """What a trainer besides the policy trains. ``null``: what the role's plugin says."""
     minibatches: int = _at_least(1, default=1)
     """Of a trainer besides the policy: updates of one pass over a step's records."""
@@ -373,7 +373,7 @@ class Role(Choice):
 
 
 @dataclass
-class Reward(Choice):
+class RewardSettings(Choice):
     """One of ``rewards``: a scorer and how its values count."""
 
     use: str = MISSING
@@ -412,7 +412,7 @@ class Reward(Choice):
 
 
 @dataclass
-class Observer(Choice):
+class ObserverSettings(Choice):
     """One of ``observers``: what is told of everything and changes nothing."""
 
     use: str = MISSING
@@ -427,23 +427,23 @@ class Observer(Choice):
 class JobSettings:
     """The root of the YAML."""
 
-    run: Run = field(default_factory=Run)
-    launcher: Launcher = _choice("launcher", Launcher)
-    cluster: Cluster = field(default_factory=Cluster)
-    controller: Controller = _choice("controller", Controller)
-    data: Data = _choice("dataset", Data)
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    advantage: Advantage = _choice("advantage", Advantage)
-    objective: Objective = _choice("objective", Objective)
-    filter: Filter = _choice("filter", Filter)
-    sampling: Sampling = _choice("sampler", Sampling)
-    balance: Balance = _choice("balancer", Balance)
-    sentinel: Sentinel = _choice("sentinel", Sentinel)
-    placement: Placement = _choice("placement", Placement)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    roles: dict[str, Role] = field(default_factory=dict)
-    rewards: dict[str, Reward] = field(default_factory=dict)
-    observers: dict[str, Observer] = field(default_factory=dict)
+    run: RunSettings = field(default_factory=RunSettings)
+    launcher: LauncherSettings = _choice("launcher", LauncherSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    controller: ControllerSettings = _choice("controller", ControllerSettings)
+    data: DataSettings = _choice("dataset", DataSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    advantage: AdvantageSettings = _choice("advantage", AdvantageSettings)
+    objective: ObjectiveSettings = _choice("objective", ObjectiveSettings)
+    filter: FilterSettings = _choice("filter", FilterSettings)
+    sampling: SamplingSettings = _choice("sampler", SamplingSettings)
+    balance: BalanceSettings = _choice("balancer", BalanceSettings)
+    sentinel: SentinelSettings = _choice("sentinel", SentinelSettings)
+    placement: PlacementSettings = _choice("placement", PlacementSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    roles: dict[str, RoleSettings] = field(default_factory=dict)
+    rewards: dict[str, RewardSettings] = field(default_factory=dict)
+    observers: dict[str, ObserverSettings] = field(default_factory=dict)
     plugins: dict[str, str | None] = field(default_factory=dict)
     """Plugin -> version specifier, or ``null``."""
     local: list[str] = field(default_factory=list)

@@ -12,7 +12,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
-    """Returns (pass, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
+    """Returns (epoch, row) of the ``ordinal``-th prompt of a run over a dataset of ``rows`` rows.
 
     Each pass visits every row once, in an order of its own. The permutation is evaluated for this
     one index by a Feistel network that walks until it is back inside the dataset (Black and
@@ -45,7 +45,7 @@ def _row_of(ordinal: int, rows: int, seed: int) -> tuple[int, int]:
 
 
 def sample_seed(run_seed: int, ordinal: int, epoch: int, sample: int) -> int:
-    """Returns the seed of one sample: 63 bits of blake2b of (run seed, ordinal, pass, sample)."""
+    """Returns the seed of one sample: 63 bits of blake2b of (run seed, ordinal, epoch, sample)."""
     return int.from_bytes(_digest("sample", run_seed, ordinal, epoch, sample, size=8), "big") >> 1
 
 

@@ -92,11 +92,11 @@ class PlacedJob(Protocol):
         """Generator roles whose backend can sleep."""
 
     @property
-    def resting(self) -> Sequence[str]:
+    def asleep_in_training(self) -> Sequence[str]:
         """Those of ``sleeps`` that sleep while the trainer works."""
 
     @property
-    def resting_trainers(self) -> Sequence[str]:
+    def asleep_in_rollout(self) -> Sequence[str]:
         """Trainers that sleep while generators sample."""
 
     @property

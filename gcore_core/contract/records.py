@@ -25,7 +25,7 @@ The forms that a record has on its way, each named by (ordinal, sample):
     SampleRequest  contract/generator.py       the generator's worker, of a Lease        the generator, to which questions come so, too
     Finished       contract/generator.py       the generator, of a SampleRequest         its worker
     Header         contract/records.py         the generator's worker, of a Finished     controllers, scorers, observers (StepReport)
-    Record         contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
+    RecordTrace    contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
     ScoredRecord   contract/scorer.py          the scorer's worker, of a Header          rewards
     Key            workers/overruns.py         the scorer's worker, of a Header          its node's agent, the process that comes next
     Question       contract/questions.py       a reward that asks a role                 the scorer's worker, which asks for the answers

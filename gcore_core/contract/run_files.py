@@ -272,7 +272,7 @@ class Asked(msgspec.Struct, array_like=True, frozen=True, gc=False):
     finished_s: float
 
 
-class Record(
+class RecordTrace(
     msgspec.Struct, tag="record", tag_field="what", kw_only=True, omit_defaults=True, gc=False
 ):
     """Traces one sampled record. A field that has its default is left out of the file.
@@ -343,7 +343,7 @@ class Stage(msgspec.Struct, tag="stage", tag_field="what", frozen=True):
     end_s: float
 
 
-Line = Clock | Record | GroupAdvantages | Stage
+Line = Clock | RecordTrace | GroupAdvantages | Stage
 
 
 def read_trace(run_dir: Path) -> Iterator[Line]:
@@ -375,7 +375,7 @@ def _of_day(line: Line, ahead_s: float) -> Line:
         for name in line.__struct_fields__
         if name.endswith("_s") and name != "wall_s"
     }
-    if isinstance(line, Record):
+    if isinstance(line, RecordTrace):
         line.asked = [
             msgspec.structs.replace(a, sent_s=a.sent_s + ahead_s, finished_s=a.finished_s + ahead_s)
             for a in line.asked

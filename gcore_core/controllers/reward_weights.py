@@ -12,7 +12,7 @@ import numpy as np
 
 from gcore_core.contract.algorithms import GroupScalars, are_equal
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.job_settings import RewardSettings
 from gcore_core.contract.lineage import name_of
 from gcore_core.contract.records import Header
 from gcore_core.contract.scorer import LARGEST_VALUE
@@ -25,7 +25,9 @@ GROUP = "group"
 BATCH = "batch"
 
 
-def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Reward]) -> np.ndarray:
+def statistics(
+    groups: Sequence[Sequence[Header]], weighings: Mapping[str, RewardSettings]
+) -> np.ndarray:
     """Sums up the rewards that are normalised by batch, as float64[K, 3].
 
     A row holds the count, the sum and the sum of squares of one reward. The K rewards are in order
@@ -42,7 +44,9 @@ def statistics(groups: Sequence[Sequence[Header]], weighings: Mapping[str, Rewar
 
 
 def named_rewards(
-    group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
+    group: Sequence[Header],
+    weighings: Mapping[str, RewardSettings],
+    totals: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Returns reward -> each record's value of it, float64[records], normalised and not weighted.
 
@@ -68,7 +72,9 @@ def named_rewards(
 
 
 def weighted_sum(
-    group: Sequence[Header], named: Mapping[str, np.ndarray], weighings: Mapping[str, Reward]
+    group: Sequence[Header],
+    named: Mapping[str, np.ndarray],
+    weighings: Mapping[str, RewardSettings],
 ) -> np.ndarray:
     """Returns the weighted sum of each record's rewards, float64[records].
 
@@ -111,7 +117,9 @@ def by_origin(group: Sequence[Header]) -> list[list[Header]]:
 
 
 def group_scalars(
-    group: Sequence[Header], weighings: Mapping[str, Reward], totals: np.ndarray | None = None
+    group: Sequence[Header],
+    weighings: Mapping[str, RewardSettings],
+    totals: np.ndarray | None = None,
 ) -> GroupScalars:
     """Puts a group into numbers: its rewards and its lengths, without scalars.
 
@@ -126,7 +134,7 @@ def group_scalars(
     )
 
 
-def _batched(weighings: Mapping[str, Reward]) -> list[str]:
+def _batched(weighings: Mapping[str, RewardSettings]) -> list[str]:
     return sorted(name for name, how in weighings.items() if how.normalise == BATCH)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.records import OK, Header, RecordScore
-from gcore_core.contract.run_files import Asked, Clock, GroupAdvantages, Line, Record, Stage
+from gcore_core.contract.run_files import Asked, Clock, GroupAdvantages, Line, RecordTrace, Stage
 from gcore_core.runtime.journal import Journal
 
 _FLUSH_LINES = 1024
@@ -72,7 +72,7 @@ class Trace:
         self._shard = shard
         self._encode = msgspec.json.Encoder().encode
         # By ``Header.key``, until their verdict.
-        self._open: dict[tuple[int, int], Record] = {}
+        self._open: dict[tuple[int, int], RecordTrace] = {}
         self._lines: list[Any] = []
         self._has_begun = False
         self.ahead_s: float | None = None
@@ -87,7 +87,7 @@ class Trace:
         now_s = asyncio.get_running_loop().time()
         for h in headers:
             if h.ordinal >= 0:
-                self._open[h.ordinal, h.sample] = Record(
+                self._open[h.ordinal, h.sample] = RecordTrace(
                     step=step,
                     ordinal=h.ordinal,
                     sample=h.sample,
@@ -117,7 +117,7 @@ class Trace:
                             for a in score.asked
                         ]
 
-    def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
+    def settled(self, group: Iterable[Header], verdict: str, reason: str) -> list[RecordTrace]:
         """Writes the records of a group that got its verdict, and returns them.
 
         They are returned whether they could be written or not.
@@ -130,7 +130,7 @@ class Trace:
             self._write(record)
         return records
 
-    def seen(self, group: Iterable[Header], verdict: str, reason: str) -> list[Record]:
+    def seen(self, group: Iterable[Header], verdict: str, reason: str) -> list[RecordTrace]:
         """Returns the records of a group that got its verdict, without those of other processes.
 
         They are written later, when a step takes the group (``settled``).

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-class _Record(msgspec.Struct):
+class _SupervisorRecord(msgspec.Struct):
     """What is read of the record of a run's processes."""
 
     supervisor: StartedProcess | None = None
@@ -108,6 +108,6 @@ def _supervisor(run_dir: Path) -> StartedProcess | None:
     """Returns the process that supervises a run, as its record says; None without one."""
     try:
         content = (run_dir / LOGS / RECORD).read_bytes()
-        return msgspec.json.decode(content, type=_Record).supervisor
+        return msgspec.json.decode(content, type=_SupervisorRecord).supervisor
     except (OSError, msgspec.MsgspecError):
         return None

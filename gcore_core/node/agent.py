@@ -30,7 +30,7 @@ from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.contract.remote_store import NodeStore, RemoteStore
 from gcore_core.node.metering import Metering
-from gcore_core.node.process_record import Record
+from gcore_core.node.process_record import ProcessRecord
 from gcore_core.node.shared_files import Maker, SharedFiles
 from gcore_core.node.spawn import (
     environment_of,
@@ -81,8 +81,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     store: the settings of this node's store.
     meeting: the run's private directory. The agent removes it at its end, as the launcher may be
         gone then.
-    record: the file in which the agent writes down what it has started, see ``leftovers``; "" for
-        none.
+    record: the file in which the agent writes down what it has started, see ``process_record``; ""
+        for none.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Agent:
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
-        self._record = Record(
+        self._record = ProcessRecord(
             spec.record, (spec.store.directory, spec.meeting), is_remote=is_remote
         )
         self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()

@@ -1,7 +1,7 @@
 """Holds what the supervisor and the process of an observer send each other, and how.
 
 The supervisor sends an ``ObserverSpec`` and then one event after the other; the observer answers
-each of these, the spec too, with ``Taken`` or ``Failed``.
+each of these, the spec too, with ``Handled`` or ``Failed``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunEnded(msgspec.Struct, frozen=True, tag="run_end"):
 Event = RunStarted | StepEnded | WeightsPublished | CheckpointSaved | WorkerFailed | RunEnded
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
+class Handled(msgspec.Struct, frozen=True, tag="handled"):
     """Says that the observer has handled what it was told."""
 
 
@@ -79,7 +79,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     at: str
 
 
-Answer = Taken | Failed
+ObserverAnswer = Handled | Failed
 
 
 def next_message(link: socket.socket) -> bytes:

@@ -26,10 +26,10 @@ from gcore_core.contract.observer import Observer, ObserverContext
 from gcore_core.node.observed import (
     Event,
     Failed,
+    Handled,
     ObserverSpec,
     RunEnded,
     RunStarted,
-    Taken,
     next_message,
 )
 from gcore_core.wire.framing import framed
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         return _observe(spec, link)
 
 
-class _Inbox:
+class _EventReader:
     """Reads what the supervisor sends in a thread, so that its loss is noticed at once."""
 
     def __init__(self, link: socket.socket, timeout_s: float) -> None:
@@ -75,21 +75,21 @@ class _Inbox:
 
 def _observe(spec: ObserverSpec, link: socket.socket) -> int:
     """Makes the observer and tells it what comes; returns the exit code of the process."""
-    inbox = _Inbox(link, spec.timeout_s)
+    inbox = _EventReader(link, spec.timeout_s)
     try:
         observer: Observer = build(
             spec.factory, ObserverContext(name=spec.name, directory=spec.directory)
         )
     except Exception as error:
         return _failed(link, "factory", error)
-    _answer(link, Taken())
+    _answer(link, Handled())
     while (event := inbox.events.get()) is not None:
         method = str(event.__struct_config__.tag)
         try:
             getattr(observer, method)(*_arguments(event))
         except Exception as error:
             return _failed(link, method, error)
-        _answer(link, Taken())
+        _answer(link, Handled())
         if isinstance(event, RunEnded):
             return 0
         inbox.is_started |= isinstance(event, RunStarted)
@@ -109,7 +109,7 @@ def _failed(link: socket.socket, method: str, error: Exception) -> int:
     return 1
 
 
-def _answer(link: socket.socket, answer: Taken | Failed) -> None:
+def _answer(link: socket.socket, answer: Handled | Failed) -> None:
     try:
         link.sendall(framed(msgspec.msgpack.encode(answer)))
     except OSError:

@@ -1,8 +1,8 @@
 """Writes down what a node agent has started, so that somebody can clear up after one that is lost.
 
-The agent holds a ``Record``, a file in the directory of logs. It is gone when the agent has ended
-its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the next
-agent of the same run, or what a launcher has put on another machine than the run's.
+The agent holds a ``ProcessRecord``, a file in the directory of logs. It is gone when the agent has
+ended its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the
+next agent of the same run, or what a launcher has put on another machine than the run's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Contents(msgspec.Struct, kw_only=True):
     directories: list[SharedFile] = []
 
 
-class Record:
+class ProcessRecord:
     """Keeps the file up to date. Nothing is written without a path.
 
     path: of the file; "" for none.

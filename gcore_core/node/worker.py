@@ -56,7 +56,7 @@ from gcore_core.runtime.worker_settings import (
 )
 from gcore_core.store.client import StoreReader, StoreWriter, push_memory
 from gcore_core.wire.loop_delays import TimedLoop
-from gcore_core.wire.retry import insist, insist_anew
+from gcore_core.wire.retry import insist, insist_with
 from gcore_core.wire.service import Call, Service, to_wire
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Worker:
             asked_s = clock()  # of each try anew: the answer belongs to the last one
             return Nothing()
 
-        answer = await insist_anew(self._network.peer("supervisor"), TIME_OF_DAY, request)
+        answer = await insist_with(self._network.peer("supervisor"), TIME_OF_DAY, request)
         return answer.unix_s - (asked_s + clock()) / 2
 
     def _build(self, settings: ShellSettings, service: Service) -> None:

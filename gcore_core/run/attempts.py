@@ -5,7 +5,7 @@
     run       on a site that is opened for the attempt and closed behind it (``supervisor``)
 
 So the first attempt, one after a loss, that of a supervisor that takes a killed one's place
-(``guard``) and that of ``g-core resume`` differ in what they are given: ``prepare`` of
+(``starter``) and that of ``g-core resume`` differ in what they are given: ``prepare`` of
 ``gcore_core.run.start`` begins and places the first of a process, this module those behind it.
 """
 
@@ -30,7 +30,7 @@ from gcore_core.run.machines_left import place_run, say_changes
 from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.preflight import changed_settings, check_same, check_version
-from gcore_core.run.restart_supervisor import GuardLink, Lost
+from gcore_core.run.restart_supervisor import Lost, StarterLink
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor, ending
 from gcore_core.runtime.main_thread import MainThread
@@ -38,26 +38,30 @@ from gcore_core.runtime.main_thread import MainThread
 log = logging.getLogger(__name__)
 
 
-def supervise(job: Job, display: Display, signals: Signals, guard: GuardLink | None = None) -> None:
+def supervise(
+    job: Job, display: Display, signals: Signals, starter: StarterLink | None = None
+) -> None:
     """Runs the job, and again from its newest checkpoint when a process is lost for good.
 
     That happens at most ``job.restarts`` times, and only when there is a checkpoint. It goes on
     from one also when machines have come or leave, however often.
 
-    guard: is told of each loss. It counts them, too: a supervisor that takes this one's place has
+    starter: is told of each loss. It counts them, too: a supervisor that takes this one's place has
         what is left.
     Raises KeyboardInterrupt when a signal has ended the run.
     """
     with _logged(run_files.log_path(job.directory, "supervisor")):
         try:
-            MainThread().run(lambda: _attempts(job, display, signals, guard))
+            MainThread().run(lambda: _attempts(job, display, signals, starter))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
         if signals.code:
             raise KeyboardInterrupt
 
 
-async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLink | None) -> None:
+async def _attempts(
+    job: Job, display: Display, signals: Signals, starter: StarterLink | None
+) -> None:
     """Makes one attempt after the other."""
     supervisor: Supervisor | None = None
     key = _key(job.directory)
@@ -80,19 +84,19 @@ async def _attempts(job: Job, display: Display, signals: Signals, guard: GuardLi
                             display.note(str(error))
                             raise asyncio.CancelledError from error
                         if not isinstance(error, MachinesChange):
-                            job = _counted(job, error, guard)
+                            job = _counted(job, error, starter)
                             display.note(str(error))
                     job = await _next(job, key, display)
 
 
-def _counted(job: Job, loss: WorkerError, guard: GuardLink | None) -> Job:
+def _counted(job: Job, loss: WorkerError, starter: StarterLink | None) -> Job:
     """Returns the job with one restart less. Raises the loss where the run may not go on."""
     saved_steps = Checkpoints(job.directory).steps()
     if not job.restarts or not saved_steps:
         raise loss
     log.exception("the run goes on from its newest checkpoint")
-    if guard is not None:
-        guard.tell(Lost())
+    if starter is not None:
+        starter.tell(Lost())
     return replace(job, restarts=job.restarts - 1)
 
 

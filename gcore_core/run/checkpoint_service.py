@@ -27,7 +27,7 @@ from gcore_core.contract.records import Header, StepReport
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.contract.site_files import OneDisk, SiteFiles
 from gcore_core.run import carried_records
-from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Opened, Retention
+from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, OpenedCheckpoint, Retention
 from gcore_core.run.manifest import name_of
 from gcore_core.runtime.messages import (
     BEGIN_CHECKPOINT,
@@ -55,7 +55,7 @@ CONFIG = "config.json"
 SURPLUS = "surplus"
 
 
-class Keeper:
+class CheckpointService:
     """Serves the calls of controllers about checkpoints.
 
     note: called with a line for a person: when a save failed, which ends no run, and when
@@ -373,7 +373,7 @@ def newest(directory: Path, step: int | None = None) -> Resumed:
     """
     checkpoints = Checkpoints(directory)
     checkpoints.restore()
-    opened: Opened = checkpoints.open(step)
+    opened: OpenedCheckpoint = checkpoints.open(step)
     return Resumed(
         step=opened.manifest.step,
         path=str(opened.path),

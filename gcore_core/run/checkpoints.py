@@ -74,7 +74,7 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedCheckpoint:
     """Holds a checkpoint that was verified.
 
     notes: one line for each newer one that failed, with a file and the reason.
@@ -304,7 +304,7 @@ class Checkpoints:
             self._whole.add(step)
         return problems
 
-    def open(self, step: int | None = None) -> Opened:
+    def open(self, step: int | None = None) -> OpenedCheckpoint:
         """Returns the checkpoint of ``step``, or the newest one that is whole.
 
         Raises CheckpointError when there is none.
@@ -318,7 +318,7 @@ class Checkpoints:
                 problems = ["it was being replaced when the run ended; g-core resume moves it back"]
             if manifest is not None and not problems:
                 self._whole.add(candidate)
-                return Opened(path=path, manifest=manifest, notes=tuple(notes))
+                return OpenedCheckpoint(path=path, manifest=manifest, notes=tuple(notes))
             more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
             notes.append(f"{path.name} is refused: {problems[0]}{more}")
         if step is None:

@@ -67,7 +67,7 @@ def _kept_bytes(
     of which it is not known.
     """
     node_of = {device.index: device.node for device in placed.window.devices}
-    sleepers = placed.sleeps if placed.moves else placed.resting
+    sleepers = placed.sleeps if placed.moves else placed.asleep_in_training
     bytes_by_node: dict[str, Counter[str]] = {}
     unknown = []
     for role, workers in placed.workers.items():

@@ -47,8 +47,8 @@ class Placed:
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: generator roles whose backend can sleep.
-    resting: those of ``sleeps`` that sleep while the trainer works.
-    resting_trainers: the trainers that sleep while generators sample.
+    asleep_in_training: those of ``sleeps`` that sleep while the trainer works.
+    asleep_in_rollout: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
     mode: how generators share cells at first, as in ``Decision.mode``.
@@ -61,8 +61,8 @@ class Placed:
     window: Window = field(default_factory=lambda: Window(devices=(), slots={}))
     moves: bool = False
     sleeps: Sequence[str] = ()
-    resting: Sequence[str] = ()
-    resting_trainers: Sequence[str] = ()
+    asleep_in_training: Sequence[str] = ()
+    asleep_in_rollout: Sequence[str] = ()
     provider: str = ""
     meter: str = ""
     mode: Mode = "split"
@@ -213,7 +213,9 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
             role=unable,
         )
     sleeps = [role for role, need in needs.items() if need.sleeps and need.kind == "generator"]
-    resting = _resting(plan.settings.placement.sleep_in_training, workers, window, sleeps)
+    asleep_in_training = _asleep_in_training(
+        plan.settings.placement.sleep_in_training, workers, window, sleeps
+    )
     trainers = [role for role, need in needs.items() if need.sleeps and need.kind == "trainer"]
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")
@@ -228,8 +230,8 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
         provider=provider,
         meter=meter,
         sleeps=sleeps,
-        resting=resting,
-        resting_trainers=trainers if plan.settings.placement.sleep_in_rollout == "always" else (),
+        asleep_in_training=asleep_in_training,
+        asleep_in_rollout=trainers if plan.settings.placement.sleep_in_rollout == "always" else (),
         mode=decision.mode,
         reason=decision.reason,
     )
@@ -390,7 +392,7 @@ def _try_meter(factory: str, nodes: Sequence[NodeFacts]) -> None:
         meter.close()
 
 
-def _resting(
+def _asleep_in_training(
     sleep_in_training: str,
     workers: Mapping[str, list[list[int]]],
     window: Window,

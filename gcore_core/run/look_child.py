@@ -25,7 +25,7 @@ from gcore_core.contract.looking import Fact, Note
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class LookRequest(msgspec.Struct, frozen=True):
     """One look; see ``gcore_core.contract.looking``."""
 
     function: str
@@ -39,7 +39,7 @@ class Request(msgspec.Struct, frozen=True):
     """
 
     results: str
-    looks: list[Asked]
+    looks: list[LookRequest]
 
 
 class FileState(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def add_facts(facts: dict[str, int], more: Mapping[str, int]) -> None:
         facts[name] = max(value, facts.get(name, 0))
 
 
-def _said(look: Asked) -> tuple[list[str], list[str], dict[str, int]]:
+def _said(look: LookRequest) -> tuple[list[str], list[str], dict[str, int]]:
     """Calls the function of one look; returns its problems, notes and facts. What it raises is one
     more problem.
     """

@@ -91,7 +91,7 @@ def look_at(
             add_facts(facts, said.facts)
             if not said.problems and states[place] == _states(look):
                 files = [*states[place], *said.imported]
-                kept.keep(look, _Answer(files, said.notes, said.facts), helper.began_ns)
+                kept.keep(look, _KeptAnswer(files, said.notes, said.facts), helper.began_ns)
     # Two looks may meet the same file.
     once, noted_once = (list(dict.fromkeys(_named(said, looks))) for said in (problems, notes))
     return Seen(problems=once, notes=noted_once, facts=facts)
@@ -146,7 +146,7 @@ class _Notice:
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _KeptAnswer(msgspec.Struct, frozen=True):
     """What is kept of a look in which nothing was found.
 
     files: those that its answer depends on.
@@ -176,20 +176,20 @@ class _Kept:
             {folder: there for folder in path if (there := list(_distributions(folder)))},
         ]
 
-    def answer(self, look: Look) -> _Answer | None:
+    def answer(self, look: Look) -> _KeptAnswer | None:
         """Returns what is kept of a look in which nothing was found; None where there is nothing,
         or something has changed since then.
         """
         file = self._file(look)
         try:
-            answer = msgspec.json.decode(file.read_bytes(), type=_Answer)
+            answer = msgspec.json.decode(file.read_bytes(), type=_KeptAnswer)
             unchanged = all(state_of(state.path) == state for state in answer.files)
             os.utime(file)
         except (OSError, msgspec.DecodeError, ValueError):
             return None
         return answer if unchanged else None
 
-    def keep(self, look: Look, answer: _Answer, began_ns: int) -> None:
+    def keep(self, look: Look, answer: _KeptAnswer, began_ns: int) -> None:
         """Keeps that nothing was found, unless a file was written while it was looked at.
 
         Where nothing can be kept, it is looked at again next time.
@@ -228,7 +228,7 @@ def _distributions(folder: str) -> Iterator[tuple[str, int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answered:
+class _HelperAnswer:
     """What a helper process says of a look."""
 
     problems: list[str]
@@ -254,7 +254,7 @@ class _Helper:
         self._limit_s = limit_s
         self.began_ns = time.time_ns()
 
-    def answers(self) -> Iterator[_Answered]:
+    def answers(self) -> Iterator[_HelperAnswer]:
         """Yields the answers in the order of the looks."""
         looks = list(self._looks)
         while looks:
@@ -267,7 +267,7 @@ class _Helper:
                 if looks:
                     last = _last_line(Path(folder) / "log")
                     what = f"{looks.pop(0).function} in {self._interpreter.python} {ended}"
-                    yield _Answered(
+                    yield _HelperAnswer(
                         problems=[f"{what}{f'; it said last: {last}' if last else ''}."]
                     )
                 if not results.stat().st_size:
@@ -340,13 +340,13 @@ class _Helper:
                 return False
 
 
-def _read(results: Path) -> Iterator[_Answered]:
+def _read(results: Path) -> Iterator[_HelperAnswer]:
     """Yields the answers that a helper process has given, whole lines alone."""
     for text in results.read_bytes().splitlines():
         with contextlib.suppress(msgspec.DecodeError):
             line = msgspec.json.decode(text, type=Line)
             if line.problems is not None:
-                yield _Answered(
+                yield _HelperAnswer(
                     problems=line.problems,
                     notes=line.notes,
                     facts=line.facts,

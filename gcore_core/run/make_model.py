@@ -36,7 +36,7 @@ _LIBRARIES = ("torch", "transformers")
 _SHOWN_LINES = 3
 
 
-class _Spec(msgspec.Struct, frozen=True):
+class _ModelSpec(msgspec.Struct, frozen=True):
     """Tells the child what to make; it comes on stdin.
 
     path: the user's Python file.
@@ -85,7 +85,7 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
             shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
             partial.mkdir()
             try:
-                spec = _Spec(path=str(file), name=name, config=config, directory=str(partial))
+                spec = _ModelSpec(path=str(file), name=name, config=config, directory=str(partial))
                 _run(spec, cache_dir / f"{key}.log", lock, progress)
                 (partial / _COMPLETE).write_bytes(msgspec.json.encode(spec))
                 partial.rename(model_directory)
@@ -184,7 +184,7 @@ def _locked(file: Path, progress: Progress) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
+def _run(spec: _ModelSpec, log: Path, lock: int, progress: Progress) -> None:
     """Runs the function in a child process, which is killed if this call ends early.
 
     The child has a process group of its own, so that processes that it starts are killed with it.
@@ -219,7 +219,7 @@ def _run(spec: _Spec, log: Path, lock: int, progress: Progress) -> None:
         raise _failure(spec, log, "saved nothing into the directory that it was given")
 
 
-def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> bool:
+def _talk(child: subprocess.Popen[bytes], spec: _ModelSpec, progress: Progress) -> bool:
     """Sends the specification to the child and passes its progress on until it closes stdout.
 
     Returns whether the function has returned.
@@ -239,7 +239,7 @@ def _talk(child: subprocess.Popen[bytes], spec: _Spec, progress: Progress) -> bo
     return False
 
 
-def _failure(spec: _Spec, log: Path, what: str) -> DataError:
+def _failure(spec: _ModelSpec, log: Path, what: str) -> DataError:
     lines = [
         line
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -256,7 +256,7 @@ def _failure(spec: _Spec, log: Path, what: str) -> DataError:
 
 def main() -> NoReturn:
     """Runs in the child: calls the user's function and reports its progress."""
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_Spec)
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=_ModelSpec)
     # Progress goes to a copy of stdout. Then stdout becomes stderr, which is the log, so that what
     # the function prints does not look like progress.
     reports = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -32,10 +32,10 @@ from gcore_core.contract import run_files
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.node.observed import (
-    Answer,
     CheckpointSaved,
     Event,
     Failed,
+    ObserverAnswer,
     ObserverSpec,
     RunEnded,
     RunStarted,
@@ -117,7 +117,7 @@ class ObserverProcess:
 
     def _read(self) -> None:
         """Is the thread that reads answers; it ends with the process."""
-        decode = msgspec.msgpack.Decoder(Answer).decode
+        decode = msgspec.msgpack.Decoder(ObserverAnswer).decode
         while content := next_message(self._link):
             answer = decode(content)
             with self._lock:

@@ -64,8 +64,8 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     """Comes last, when the supervisor's work has ended, well or not."""
 
 
-class GuardLink:
-    """Is a guard as its supervisor sees it."""
+class StarterLink:
+    """Is the starter as its supervisor sees it."""
 
     def __init__(self, telling: int) -> None:
         """telling: the file that ``tell`` writes to."""
@@ -76,7 +76,7 @@ class GuardLink:
 
 
 #: Runs a job to its end, as the supervisor.
-Supervise = Callable[[Start, GuardLink], int]
+Supervise = Callable[[Start, StarterLink], int]
 
 
 class _Killed(Exception):
@@ -87,23 +87,23 @@ class _Killed(Exception):
         self.number = number
 
 
-def guarded(start: Start, supervise: Supervise) -> int:
+def with_restarts(start: Start, supervise: Supervise) -> int:
     """Runs ``supervise`` in a child process and returns its exit code; in the child, its result.
 
     A child that is killed is replaced by one that goes on from the run's newest checkpoint, as
-    often as ``checkpoint.restarts`` says: what the supervisor has made anew by itself counts, too.
+    often as ``checkpoint.restarts`` says: what the supervisor has restarted by itself counts, too.
     Raises WorkerDied when that is not possible, or when the child's process was ended before its
     work; and what ``supervise`` raises in the child alone.
     """
-    guard = _Guard()
+    starter = _Starter()
     while True:
-        link = guard.fork()
+        link = starter.fork()
         if link is not None:
             return _supervised(supervise, start, link)
         try:
-            return guard.wait()
+            return starter.wait()
         except _Killed as killed:
-            start = guard.next_start(killed.number)
+            start = starter.next_start(killed.number)
             print(
                 f"the supervisor ended with signal {signal_name(killed.number)}; it is started "
                 "again",
@@ -111,8 +111,8 @@ def guarded(start: Start, supervise: Supervise) -> int:
             )
 
 
-def _supervised(supervise: Supervise, start: Start, link: GuardLink) -> int:
-    """Runs ``supervise`` in the child, and tells the guard when that has ended."""
+def _supervised(supervise: Supervise, start: Start, link: StarterLink) -> int:
+    """Runs ``supervise`` in the child, and tells the starter when that has ended."""
     child = os.getpid()
     try:
         return supervise(start, link)
@@ -142,7 +142,7 @@ def _ended_by_a_call(code: int, begun: Begun | None) -> WorkerDied:
     )
 
 
-class _Guard:
+class _Starter:
     """Holds the present child, and the signals that ask the run to end."""
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class _Guard:
             if (handler := signal.getsignal(number)) != signal.SIG_IGN
         }
 
-    def fork(self) -> GuardLink | None:
+    def fork(self) -> StarterLink | None:
         """Starts a child. Returns None here, and in the child its link to this process."""
         sys.stdout.flush()
         sys.stderr.flush()
@@ -179,9 +179,9 @@ class _Guard:
                 signal.signal(number, handler)
             signal_at_end(lifeline, os.getpid(), signal.SIGKILL, is_group=False)
             if select.select([lifeline], [], [], 0)[0]:
-                os._exit(1)  # the guard was gone before the kernel knew
+                os._exit(1)  # the starter was gone before the kernel knew
 
-        return GuardLink(self._told)
+        return StarterLink(self._told)
 
     def _pass_on(self, number: int, frame: Any) -> None:
         self._stop = number

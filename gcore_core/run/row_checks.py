@@ -11,7 +11,7 @@ from typing import Any
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError, did_you_mean
-from gcore_core.contract.job_settings import Evaluation, JobSettings, Reward
+from gcore_core.contract.job_settings import EvaluationSettings, JobSettings, RewardSettings
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import is_meant, listed, same_value, spread
 
@@ -81,7 +81,7 @@ def _meant_for_none(where: str, when: Fields, rows: Sequence[Fields]) -> str:
     return f"{where}: {looked} has these values of {', '.join(when)} at once."
 
 
-def _without_reward(rewards: Mapping[str, Reward], rows: Sequence[Fields]) -> Iterator[str]:
+def _without_reward(rewards: Mapping[str, RewardSettings], rows: Sequence[Fields]) -> Iterator[str]:
     """Yields a note where no reward is for some of the rows that are trained on."""
     alone = sum(not any(is_meant(row, one.when) for one in rewards.values()) for row in rows)
     if rewards and alone:
@@ -109,7 +109,7 @@ def _digest(prompt: Prompt) -> int:
     return hash(repr((prompt.text, prompt.messages, prompt.images)))
 
 
-def _unevaluated(evaluation: Evaluation, origins: Mapping[str, str]) -> Iterator[str]:
+def _unevaluated(evaluation: EvaluationSettings, origins: Mapping[str, str]) -> Iterator[str]:
     """Yields a problem where a job says how to evaluate, and not on what.
 
     A job that says that there are no data means it: its other settings may be of a file.

@@ -22,8 +22,8 @@ END_WITHIN_S = 4.0
 _AT_ONCE = 3
 
 
-#: A signal that only the process before this one got (``guard``) comes as this number plus its own.
-#: Whoever signals a whole group reaches both; then it comes twice and counts once.
+#: A signal that only the process before this one got (``restart_supervisor``) comes as this number
+#: plus its own. Whoever signals a whole group reaches both; then it comes twice and counts once.
 PASSED_ON = signal.SIGRTMIN
 
 

@@ -39,7 +39,7 @@ from gcore_core.run.preflight import (
     check_same_files,
     check_version,
 )
-from gcore_core.run.restart_supervisor import Begun, GuardLink, Start, guarded
+from gcore_core.run.restart_supervisor import Begun, Start, StarterLink, with_restarts
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervised import goes_on_already, hold_run
 from gcore_core.runtime.main_thread import exits_told
@@ -204,9 +204,9 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     return {**model, "path": str(path)}
 
 
-def run_guarded(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_with_restarts(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
     """Does what ``run_file`` does, in a child that is started again when it is killed."""
-    return guarded(Start(file=file, overrides=overrides, resume=resume), run_job)
+    return with_restarts(Start(file=file, overrides=overrides, resume=resume), run_job)
 
 
 def run_told(
@@ -216,16 +216,16 @@ def run_told(
     display_of: DisplayOf,
     tell_directory: Callable[[str], None],
 ) -> int:
-    """Does what ``run_guarded`` does; it shows the run by another display, and tells where it is.
+    """Does what ``run_with_restarts`` does, by another display; it also tells where the run is.
 
     The last two are called in the child that supervises the run, and again in each child that takes
     its place.
     """
 
-    def run(start: Start, guard: GuardLink) -> int:
-        return run_job(start, guard, display_of, tell_directory)
+    def run(start: Start, starter: StarterLink) -> int:
+        return run_job(start, starter, display_of, tell_directory)
 
-    return guarded(Start(file=file, overrides=overrides, resume=resume), run)
+    return with_restarts(Start(file=file, overrides=overrides, resume=resume), run)
 
 
 def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
@@ -235,7 +235,7 @@ def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = No
 
 def run_job(
     start: Start,
-    guard: GuardLink | None = None,
+    starter: StarterLink | None = None,
     display_of: DisplayOf | None = None,
     tell_directory: Callable[[str], None] | None = None,
 ) -> int:
@@ -243,7 +243,7 @@ def run_job(
 
     0 when the run ended well, 130 after Ctrl-C, 143 after SIGTERM; errors are raised.
 
-    guard: starts this process again when it is killed; it is told when the run's directory is
+    starter: starts this process again when it is killed; it is told when the run's directory is
         known.
     display_of: makes the display, given the number of steps. By default it is on standard output.
     tell_directory: is given the run's directory as soon as it is known.
@@ -262,11 +262,11 @@ def run_job(
             with exits_told():
                 job, display = prepare(start, displayed, until_end=until_end)
                 directory = str(job.directory.resolve())
-                if guard is not None:
-                    guard.tell(Begun(directory, job.restarts))
+                if starter is not None:
+                    starter.tell(Begun(directory, job.restarts))
                 if tell_directory is not None:
                     tell_directory(directory)
-                supervise(job, display, signals, guard)
+                supervise(job, display, signals, starter)
         except KeyboardInterrupt:
             if display is not None and job is not None:
                 lines = ["stopped; every process has ended", f"the run is in {job.directory}"]

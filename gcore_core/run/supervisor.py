@@ -29,7 +29,7 @@ from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 from gcore_core.node import handshake
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
-from gcore_core.run.checkpoint_service import Keeper
+from gcore_core.run.checkpoint_service import CheckpointService
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
 from gcore_core.run.job_files import job_files
@@ -129,7 +129,7 @@ class Supervisor:
             if "evaluation" in job.rows
             else None
         )
-        self._keeper = Keeper(
+        self._checkpoints = CheckpointService(
             job.plan, job.directory, display.note, self._metrics.hashed, self._checkpoint_saved
         )
         self._started_s = time.monotonic()
@@ -153,7 +153,7 @@ class Supervisor:
         service.add(HUNG, self.hung)
         service.add(ANSWERED, self.answered)
         AgreementService(self._job.shards).register(service)
-        self._keeper.register(service)
+        self._checkpoints.register(service)
         return service
 
     async def run(self) -> None:
@@ -243,14 +243,14 @@ class Supervisor:
             roles = reversed(trained_roles(self._job.plan))  # the policy's rank 0 answers first
             names = [name for role in roles for name in self._job.workers(role)]
             ranks = [site.network.peer(name) for name in names]
-            await self._keeper.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
+            await self._checkpoints.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
         """Has every node have the job's files, restores a resumed run's state, and has the node
         agents start every worker.
         """
         await site.files.provide(job_files(self._job, site.where), self._display.phase)
-        resumed = await self._keeper.enter(site, self._job.resumed, self._job.shards)
+        resumed = await self._checkpoints.enter(site, self._job.resumed, self._job.shards)
         if resumed is not None:
             resumed = msgspec.structs.replace(resumed, evaluated=self._metrics.evaluated)
         specs = worker_specs(replace(self._job, resumed=resumed), site)
@@ -403,7 +403,7 @@ class Supervisor:
         report = request.report
         site = self._site
         await self._add_usage(site, report)
-        self._keeper.reported(report)
+        self._checkpoints.reported(report)
         news = self._metrics.unwritten(report)
         if report.step > self._run.resumed_from:
             run_directory.set_end_aside(self._job.directory)
@@ -463,7 +463,9 @@ class Supervisor:
 
         The lead then finishes the save that it has begun. Not behind the run's last step.
         """
-        is_due = self._changes is not None and self._changes.is_due and self._keeper.saves(step)
+        is_due = (
+            self._changes is not None and self._changes.is_due and self._checkpoints.saves(step)
+        )
         if is_due and step < self._run.steps and not self._moves_on:
             self._moves_on = True
             with contextlib.suppress(GcoreError):

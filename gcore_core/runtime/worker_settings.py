@@ -18,7 +18,12 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract.columns import ColumnSpec
-from gcore_core.contract.job_settings import Checkpoint, Evaluation, Reward, Run
+from gcore_core.contract.job_settings import (
+    CheckpointSettings,
+    EvaluationSettings,
+    RewardSettings,
+    RunSettings,
+)
 from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import Header
 from gcore_core.contract.sentinel import SentinelContext
@@ -35,7 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     shards: how many controllers there are.
     """
 
-    run: Run
+    run: RunSettings
     shards: int = 1
 
     @property
@@ -114,7 +119,7 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
     """
 
     context: PlainContext = PlainContext()
-    rewards: dict[str, Reward]
+    rewards: dict[str, RewardSettings]
     asks: dict[str, list[str]] = {}
     datasets: dict[str, str] = {}
     of_groups: list[str] = []
@@ -191,8 +196,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     judges: generator role that rewards ask -> peer names of its replicas.
     annotators: role that gives columns and is not trained -> peer names of its workers.
     placement: where devices move between generators.
-    resting: generator roles whose replicas sleep while the trainer works.
-    resting_trainers: whether trainers sleep between a push and the next preparation.
+    asleep_in_training: generator roles whose replicas sleep while the trainer works.
+    trainers_sleep: whether trainers sleep between a push and the next preparation.
     last_ordinal: the run ends with the step that consumes the last ordinal below this one.
     start_step, next_ordinal, state: what a resumed run goes on from.
     evaluated: the weights of ``start_step`` were evaluated before.
@@ -205,11 +210,11 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     owns_replicas: bool = False
     trained: dict[str, TrainedFacts]
     scorers: dict[str, list[str]]
-    rewards: dict[str, Reward]
+    rewards: dict[str, RewardSettings]
     providers: dict[str, str] = {}
     of_groups: list[str] = []
-    evaluation: Evaluation
-    checkpoint: Checkpoint
+    evaluation: EvaluationSettings
+    checkpoint: CheckpointSettings
     logprob_band: float = 1e-3
     compares_logprobs: bool = True
     sentinel: SentinelContext | None = None
@@ -220,8 +225,8 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     judges: dict[str, list[str]] = {}
     annotators: dict[str, list[str]] = {}
     placement: PlacementFacts | None = None
-    resting: list[str] = []
-    resting_trainers: bool = False
+    asleep_in_training: list[str] = []
+    trainers_sleep: bool = False
     last_ordinal: int = NEVER
     start_step: int = 0
     evaluated: bool = False

@@ -88,10 +88,10 @@ async def insist(
     deadline_s: of each call; by default the endpoint's own. What the peer itself raised is raised
     at once.
     """
-    return await insist_anew(peer, endpoint, lambda: request, deadline_s)
+    return await insist_with(peer, endpoint, lambda: request, deadline_s)
 
 
-async def insist_anew(
+async def insist_with(
     peer: Peer,
     endpoint: Endpoint[Request, Reply],
     request: Callable[[], Request],

@@ -378,10 +378,10 @@ class TrainerShell:
                 return []
             return await self._together(compared.score_last, request)
 
-        shown: list[ShownRecord] = await self._requests.run_once(
+        scored: list[ShownRecord] = await self._requests.run_once(
             ("score_last", request.version), request, act
         )
-        return shown
+        return scored
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""

@@ -60,7 +60,8 @@ def test_every_key_is_read_somewhere() -> None:
 
 def test_every_default_is_within_its_own_limits() -> None:
     settings = job_settings.JobSettings(
-        roles={"policy": job_settings.Role()}, rewards={"exact": job_settings.Reward()}
+        roles={"policy": job_settings.RoleSettings()},
+        rewards={"exact": job_settings.RewardSettings()},
     )
     limited = list(limits(settings))
     assert {"run.steps", "roles.policy.slots", "rewards.exact.normalise"} < {

@@ -191,22 +191,22 @@ def test_nothing_is_left_when_the_supervisor_and_the_process_before_it_are_kille
     (tmp_path / "halt rollout").touch()
     with runs.running(tmp_path, config()) as run:
         wait_for(tmp_path / "at rollout")
-        guard, supervisor = run.process.pid, run.supervisor()
+        starter, supervisor = run.process.pid, run.supervisor()
         pids = run.pids()
         watched, store = runs.Watched(list(pids.values())), run.store()
         os.kill(pids["rollout.0"], signal.SIGSTOP)  # it reads no lifeline
         match how:
             case "both at once":
-                os.killpg(guard, signal.SIGKILL)
+                os.killpg(starter, signal.SIGKILL)
             case "their terminal is closed":  # the kernel tells the group; the agent has its own
-                os.killpg(guard, signal.SIGHUP)
+                os.killpg(starter, signal.SIGHUP)
             case "supervisor first":
-                os.kill(guard, signal.SIGSTOP)  # so that it starts no other one
+                os.kill(starter, signal.SIGSTOP)  # so that it starts no other one
                 os.kill(supervisor, signal.SIGKILL)
                 assert watched.all_end_within(10), "nobody supervises them"
-                os.kill(guard, signal.SIGKILL)
+                os.kill(starter, signal.SIGKILL)
             case _:
-                os.kill(guard, signal.SIGKILL)
+                os.kill(starter, signal.SIGKILL)
         run.process.wait()
         assert watched.all_end_within(10)
         assert not store.exists()

@@ -20,7 +20,7 @@ from gcore_testing.push_site import PushSite, open_push_site
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.node import handshake
 from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
@@ -133,7 +133,7 @@ def spec_of(
 ) -> WorkerSpec:
     """Returns the spec of a worker on a node."""
     role, _, rank = name.partition(".")
-    run = Run(steps=1, deterministic=True)
+    run = RunSettings(steps=1, deterministic=True)
     context = PlainContext(directory=str(short))
     kind = TrainerSettings if role == "policy" else GeneratorSettings
     fake = "Trainer" if role == "policy" else "Generator"

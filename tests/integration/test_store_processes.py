@@ -24,7 +24,7 @@ from gcore_nodes.bulk import BulkClient, StoredContent
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.launching import Site
 from gcore_core.contract.records import Header, Lease
 from gcore_core.node import handshake
@@ -204,7 +204,7 @@ def generator(site: Site, logs: Path) -> WorkerSpec:
         },
         secret=site.secret,
         settings=GeneratorSettings(
-            run=Run(steps=1, deterministic=True), context=PlainContext(directory=str(logs))
+            run=RunSettings(steps=1, deterministic=True), context=PlainContext(directory=str(logs))
         ),
         store=StorePlace(str(site.home_node.store), AGENT, AGENT),
         versions=handshake.versions([]),

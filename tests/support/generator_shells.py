@@ -8,7 +8,7 @@ from typing import Any
 from gcore_testing import fake
 
 from gcore_core.contract.generator import Generator
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.client import StoreWriter
@@ -38,7 +38,7 @@ async def shell_around(
     writer = StoreWriter(directory, "agent.0", _SECRET, view.peer("agent.0"), "rollout.0")
     dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
     datasets = {"train": dataset, "evaluation": dataset}
-    made = GeneratorSettings(run=Run(), batch_s=0.0, **settings)
+    made = GeneratorSettings(run=RunSettings(), batch_s=0.0, **settings)
     shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, made, note=note)
     shell.register(Service("rollout.0"))
     return shell

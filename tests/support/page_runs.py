@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 
 from gcore_core.contract import run_files
-from gcore_core.contract.run_files import Clock, Decided, Measured, Record, Stage, TrainedTokens
+from gcore_core.contract.run_files import (
+    Clock,
+    Decided,
+    Measured,
+    RecordTrace,
+    Stage,
+    TrainedTokens,
+)
 
 #: What a model may write: it must be shown, and must not do anything.
 EVIL = (
@@ -162,7 +169,7 @@ def trace_lines(shard: int, steps: int) -> Iterator[Any]:
     for step in range(steps):
         start_s = 20.0 * step
         for sample in range(4):
-            yield Record(
+            yield RecordTrace(
                 step=step,
                 ordinal=2 * step + shard,
                 sample=sample,

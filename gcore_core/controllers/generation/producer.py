@@ -14,7 +14,7 @@ import numpy as np
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.records import FAILED, QUARANTINED, TRAINED, Header
-from gcore_core.contract.run_files import Record
+from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.algorithm_answers import waves_of
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
@@ -141,7 +141,7 @@ class Producer:
         self._wanted = facts.start_step - 1  # the step whose groups this shard wants
         self._settled = dict[int, Verdict]()  # own groups that no step has taken
         self._latest = list[Verdict]()  # of these, those that no look has told
-        self._rollout = list[Record]()  # of the rollout, where devices move
+        self._rollout = list[RecordTrace]()  # of the rollout, where devices move
         self._draws = set[asyncio.Task[None]]()
         self._failed: BaseException | None = None  # of a draw
         self._wake = asyncio.Event()
@@ -540,7 +540,7 @@ class Producer:
         """
         trace = self._context.trace
         groups = []
-        records = list[Record]()
+        records = list[RecordTrace]()
         for one in own:
             if one.verdict == TRAINED:
                 groups.append(one.group)

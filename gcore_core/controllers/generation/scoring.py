@@ -15,7 +15,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import SCORE, TRAIN, ScoreRequest
-from gcore_core.wire.retry import insist_anew
+from gcore_core.wire.retry import insist_with
 
 # Seconds for which a request waits for further records. Sending a request costs as much as the work
 # for twenty records.
@@ -151,7 +151,7 @@ class Scoring:
         def request() -> ScoreRequest:
             return _request(self._placement, self._purpose, headers, names)
 
-        scores = await insist_anew(peer, SCORE, request)
+        scores = await insist_with(peer, SCORE, request)
         for score in scores:
             self._ledger.scored(score, self._names)
         self._context.trace.scored(scores)
@@ -164,7 +164,7 @@ async def route_judges(context: ControllerContext, placement: PlacementShard) ->
     """
 
     async def tell(peer: Peer, hosted: list[str]) -> None:
-        await insist_anew(peer, SCORE, lambda: _request(placement, TRAIN, [], hosted))
+        await insist_with(peer, SCORE, lambda: _request(placement, TRAIN, [], hosted))
 
     await asyncio.gather(*(tell(peer, hosted) for peer, hosted in context.scorers))
 

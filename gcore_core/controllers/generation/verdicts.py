@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gcore_core.contract.algorithms import Filter
 from gcore_core.contract.errors import DataError, TrainingError
-from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.job_settings import RewardSettings
 from gcore_core.contract.plugin_code import PluginCode
 from gcore_core.contract.records import (
     FAILED,
@@ -50,7 +50,7 @@ class Verdict:
 def verdict_on(
     group: list[Header],
     config: SyncConfig,
-    rewards: Mapping[str, Reward],
+    rewards: Mapping[str, RewardSettings],
     group_filter: Filter,
     code: PluginCode,
 ) -> Verdict:

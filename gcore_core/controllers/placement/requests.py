@@ -13,7 +13,7 @@ import numpy as np
 
 from gcore_core.contract.measurements import Requests
 from gcore_core.contract.records import TRAINED
-from gcore_core.contract.run_files import Record
+from gcore_core.contract.run_files import RecordTrace
 
 #: One row for each record: 27 bytes. With a question to a judge (23 bytes) it stays below the 64
 #: bytes that the lead may know of a record.
@@ -44,7 +44,7 @@ ANSWERED = np.dtype(
 
 
 def pack_requests(
-    records: Sequence[Record], roles: Sequence[str], since_s: float
+    records: Sequence[RecordTrace], roles: Sequence[str], since_s: float
 ) -> tuple[bytes, bytes]:
     """Packs one shard's records and the questions about them.
 

@@ -16,7 +16,7 @@ import msgspec
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.placement import Device
-from gcore_core.contract.run_files import Record
+from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.device_use import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, PlacementLead
@@ -46,14 +46,14 @@ class PlacementShard:
         self._peers = {ROLLOUT: context.replicas, **context.judges}
         everybody = {role: list(range(len(peers))) for role, peers in self._peers.items()}
         self.awake = Awake(version=0, replicas=everybody, in_turns=False)
-        resting = context.facts.resting
-        able = resting if self._facts is None else self._facts.sleeps
-        self._sleepers = Sleepers(self._peers, able, resting)
+        asleep_in_training = context.facts.asleep_in_training
+        able = asleep_in_training if self._facts is None else self._facts.sleeps
+        self._sleepers = Sleepers(self._peers, able, asleep_in_training)
         moves = self._facts is not None and self._agree.lead
         self._lead = PlacementLead(context, everybody, self._sleepers) if moves else None
         self._gauge = self._make_gauge(context) if moves else None
         self._metrics: dict[str, float] = {}
-        self._records: list[Record] = []
+        self._records: list[RecordTrace] = []
         self._arranged_s = self._began_s = self._ended_s = 0.0
         self._judging = False  # in turns: whether the cells serve the judges now
         self._rescued = False  # whether a judge was helped in this rollout
@@ -92,7 +92,7 @@ class PlacementShard:
         if self._gauge is not None:
             self._gauge.begin()
 
-    def end_rollout(self, records: Iterable[Record]) -> None:
+    def end_rollout(self, records: Iterable[RecordTrace]) -> None:
         """Keeps the time and the records of the rollout, from which ``decide`` measures it.
 
         Called again, with more records, where the rollout has gone on: the last call counts.

@@ -20,7 +20,7 @@ class Sleepers:
     peers: generator role -> all its replicas.
     able: roles whose backend can sleep. Replicas of other roles that should sleep stay awake; they
         just get no requests.
-    resting: roles of ``able`` that sleep while the trainer works.
+    asleep_in_training: roles of ``able`` that sleep while the trainer works.
     moved: how many replicas woke that had slept for the sake of another role; the lead begins at 0
         with each decision.
     sleep_s: seconds that it took to put replicas to sleep when the latest rollout was over.
@@ -28,11 +28,14 @@ class Sleepers:
     """
 
     def __init__(
-        self, peers: Mapping[str, Sequence[Peer]], able: Collection[str], resting: Collection[str]
+        self,
+        peers: Mapping[str, Sequence[Peer]],
+        able: Collection[str],
+        asleep_in_training: Collection[str],
     ) -> None:
         self._peers = peers
         self._able = set(able)
-        self._resting = set(resting)
+        self._asleep_in_training = set(asleep_in_training)
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
         self._slept = set[Replica]()
         self._release_before = 0
@@ -41,10 +44,10 @@ class Sleepers:
         self.lost = set[Replica]()
 
     async def sleep(self) -> None:
-        """Puts the ``resting`` roles to sleep after a rollout: the trainer gets their memory."""
+        """Puts roles to sleep after a rollout: the trainer gets their memory."""
         every = {role: set(range(len(peers))) for role, peers in self._peers.items()}
         awake = {
-            role: set() if role in self._resting else every[role] - self._asleep[role]
+            role: set() if role in self._asleep_in_training else every[role] - self._asleep[role]
             for role in every
         }
         self._slept = {

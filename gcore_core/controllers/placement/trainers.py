@@ -17,7 +17,7 @@ async def sleep_trainers(context: ControllerContext) -> dict[str, float]:
     Returns in the lead the seconds of the slowest rank: ``trainer_sleep_s`` of this sleep and
     ``trainer_wake_s`` of the wake before it.
     """
-    if not context.facts.resting_trainers or not context.agree.lead:
+    if not context.facts.trainers_sleep or not context.agree.lead:
         return {}
     workers = [peer for role in context.trained for peer in context.workers_of(role)]
     slept = await asyncio.gather(*(insist(peer, TRAINER_SLEEP, Nothing()) for peer in workers))

@@ -13,10 +13,10 @@ from gcore_core.kits.programs import ControllerContext
 def refuse(config: AsyncConfig, context: ControllerContext) -> None:
     """Raises ConfigError for what a run cannot do while generation goes on."""
     facts = context.facts
-    if facts.resting:
+    if facts.asleep_in_training:
         raise ConfigError(
             "async generates while it trains, and these generators sleep meanwhile.",
-            where=f"roles.{facts.resting[0]}",
+            where=f"roles.{facts.asleep_in_training[0]}",
             todo="give them devices of their own, or set placement.sleep_in_training: never",
         )
     if facts.placement is not None and config.midway != "wait":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from gcore_rewards.answers import last_box, last_number
+from gcore_rewards.numbers import number_of
+
 from gcore_core.contract.errors import ConfigError, did_you_mean
-from gcore_core.kits.answers import last_box, last_number
-from gcore_core.kits.numbers import number_of
 
 PLACE = "{answer}"
 _HASHES = "####"

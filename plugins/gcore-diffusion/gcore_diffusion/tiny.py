@@ -24,7 +24,6 @@ from torch.nn import functional as F
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
-from gcore_core.kits.numbers import number_of
 from gcore_diffusion.config import DiffusionGeneratorConfig, Prediction
 from gcore_diffusion.way import Condition, Schedule, Way, read_prompts
 
@@ -50,11 +49,17 @@ class TinyConfig:
 
 
 def class_of(label: object, classes: int) -> int | None:
-    """Returns the class, counted from 0, that a row's label names; None where it names none."""
-    number = number_of(label)
-    if number is None or number.is_percent or number.value not in range(classes):
+    """Returns the class, counted from 0, that a row's label names; None where it names none.
+
+    3, 3.0, "3" and "3.0" name the same class.
+    """
+    if isinstance(label, bool) or not isinstance(label, str | int | float):
         return None
-    return int(number.value)
+    try:
+        number = float(label)
+    except (ValueError, OverflowError):
+        return None
+    return int(number) if number in range(classes) else None
 
 
 class _Block(nn.Module):

@@ -18,7 +18,7 @@ from gcore_nodes.joined_disks import MARKERS, JoinedDisks, same_disks
 from gcore_nodes.messages import LIST_FILES, READ_GROWN
 
 from gcore_core.contract.errors import CheckpointError, ConfigError, DataError, WorkerDied
-from gcore_core.run.checkpoint_service import Keeper, Resumed
+from gcore_core.run.checkpoint_service import CheckpointService, Resumed
 from gcore_core.runtime.messages import OpenCheckpoint
 from gcore_core.wire.service import Call
 from tests.support.disks import DiskSite, disks
@@ -277,9 +277,9 @@ async def test_a_run_that_goes_on_sends_each_trainer_its_part(tmp_path: Path) ->
             write(run_on(site, node) / "checkpoints" / "step-000003.partial" / "critic" / "x", "")
         path = str(home / "checkpoints" / "step-000002")
         async with opened(site):
-            keeper = Keeper(plan, home, print)
+            service = CheckpointService(plan, home, print)
             resumed = Resumed(step=2, path=path, state={})
-            await keeper.enter(site, resumed, 1)  # type: ignore[arg-type]
+            await service.enter(site, resumed, 1)  # type: ignore[arg-type]
             assert files_below(run_on(site, "agent.1") / "checkpoints") == {
                 "step-000002/policy/weights",
                 "step-000002/critic/weights",
@@ -304,9 +304,9 @@ async def test_parts_of_a_lost_attempt_stay_on_no_disk(tmp_path: Path) -> None:
         partial = Path("checkpoints", "step-000003.partial", "policy")
         stale = write(run_on(site, "agent.1") / partial / "state-00003", "of a third rank")
         async with opened(site):
-            keeper = Keeper(plan, home, print)
-            await keeper.enter(site, None, 1)  # type: ignore[arg-type]
-            place = await keeper.open(OpenCheckpoint(3), Call(lambda: None))
+            service = CheckpointService(plan, home, print)
+            await service.enter(site, None, 1)  # type: ignore[arg-type]
+            place = await service.open(OpenCheckpoint(3), Call(lambda: None))
             assert place.path == str((home / partial).parent)
             assert (run_on(site, "agent.1") / partial).is_dir() and not stale.exists()
 

@@ -22,7 +22,7 @@ from gcore_core.contract.run_files import (
     METRICS,
     UPDATE_METRICS,
     GroupAdvantages,
-    Record,
+    RecordTrace,
     read_environment,
     read_metrics,
     read_tensors,
@@ -293,14 +293,14 @@ def _first_record(runs: tuple[_Run, _Run], step: int, stage: str) -> tuple[Place
 
 
 def _row(record: Any) -> int | None:
-    return record.row if isinstance(record, Record) else None
+    return record.row if isinstance(record, RecordTrace) else None
 
 
 def _records(run: _Run, step: int) -> dict[tuple[int, int], Any]:
     """Returns the records that a step took: it drew them, or the step before left them over."""
     records: dict[tuple[int, int], Any] = {}
     for line in _trace(run):
-        if isinstance(line, Record):
+        if isinstance(line, RecordTrace):
             took = line.step == step and line.verdict != "surplus"
             if took or (line.step == step - 1 and line.verdict == "surplus"):
                 records[line.ordinal, line.sample] = line
@@ -327,7 +327,7 @@ def _only_in(first: Any) -> str:
     return f"only the {'first' if first is not None else 'second'} run has this record"
 
 
-def _drawn_differently(first: Record, second: Record) -> list[str]:
+def _drawn_differently(first: RecordTrace, second: RecordTrace) -> list[str]:
     """Says how two samples differ, by the first of: row, prompt, answer, log-probs, weights."""
     if first.row != second.row:
         return [f"another prompt: row {first.row} | {second.row} of the dataset"]
@@ -349,7 +349,7 @@ def _drawn_differently(first: Record, second: Record) -> list[str]:
     return []
 
 
-def _scored_differently(first: Record, second: Record) -> list[str]:
+def _scored_differently(first: RecordTrace, second: RecordTrace) -> list[str]:
     names = sorted(first.rewards.keys() | second.rewards.keys())
     lines = [
         f"reward {name}: {first.rewards.get(name, '-')} | {second.rewards.get(name, '-')}"

@@ -14,7 +14,7 @@ from gcore_core import hookimpl
 from gcore_core.contract.providers import CommandProvider
 
 if TYPE_CHECKING:
-    from gcore_core.contract.run_files import Line, Record, Stage
+    from gcore_core.contract.run_files import Line, RecordTrace, Stage
 
 _US_PER_S = 1e6
 
@@ -131,13 +131,13 @@ def timeline(lines: Iterable[Line]) -> Iterator[dict[str, Any]]:
         yield _slice(stage.name, place, stage.start_s, stage.end_s, {"step": stage.step})
 
 
-def _records_and_stages(lines: Iterable[Line]) -> tuple[list[Record], list[Stage]]:
-    from gcore_core.contract.run_files import Record, Stage
+def _records_and_stages(lines: Iterable[Line]) -> tuple[list[RecordTrace], list[Stage]]:
+    from gcore_core.contract.run_files import RecordTrace, Stage
 
     records = []
     stages = []
     for line in lines:
-        if isinstance(line, Record):
+        if isinstance(line, RecordTrace):
             records.append(line)
         elif isinstance(line, Stage):
             stages.append(line)

@@ -10,9 +10,9 @@ import pytest
 from gcore_report.trace import numbers, timeline
 
 from gcore_core import cli
-from gcore_core.contract.run_files import Clock, Line, Record, Stage, read_trace
+from gcore_core.contract.run_files import Clock, Line, RecordTrace, Stage, read_trace
 
-RECORD = Record(
+RECORD = RecordTrace(
     step=4,
     ordinal=10,
     sample=0,
@@ -42,7 +42,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_slices_of_one_row_never_overlap_and_include_all_records() -> None:
     records = [
-        Record(
+        RecordTrace(
             step=0,
             ordinal=i,
             sample=0,

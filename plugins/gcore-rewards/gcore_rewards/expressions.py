@@ -29,8 +29,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
-from gcore_core.kits.answers import boxes, last_number, number_within, only_number
-from gcore_core.kits.numbers import Number, number_of, plain_characters
+from gcore_rewards.answers import boxes, last_number, number_within, only_number
 from gcore_rewards.config import MathConfig
 from gcore_rewards.interpreter import library_path
 from gcore_rewards.letters import (
@@ -55,6 +54,7 @@ from gcore_rewards.math_input import (
     words_as_text,
     written_out,
 )
+from gcore_rewards.numbers import Number, number_of, plain_characters
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 from gcore_rewards.verifiers import answer_of, no_answer, unreadable
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gcore_core.kits.answers import boxes
-from gcore_core.kits.numbers import plain_characters
+from gcore_rewards.answers import boxes
 from gcore_rewards.math_input import bare, numeric_expression
+from gcore_rewards.numbers import plain_characters
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 #: Answers of digits that are no computation: dates, ranges, times, numbers of other bases.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from gcore_core.kits.number_words import SCALES
-from gcore_core.kits.numbers import (
+from gcore_rewards.number_words import SCALES
+from gcore_rewards.numbers import (
     NUMBER,
     PERCENT,
     WRAPPERS,

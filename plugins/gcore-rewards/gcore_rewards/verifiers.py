@@ -19,9 +19,9 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import same_value
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
-from gcore_core.kits.answers import last_number
-from gcore_core.kits.numbers import MOST_DIGITS, Number, number_of, plain_characters
+from gcore_rewards.answers import last_number
 from gcore_rewards.config import VerifierConfig
+from gcore_rewards.numbers import MOST_DIGITS, Number, number_of, plain_characters
 from gcore_rewards.patterns import Pattern, SlowPattern, timed_out
 
 #: Of an answer that an error shows.
@@ -80,7 +80,7 @@ class Numeric:
     """Scores 1 when the number that a completion ends with is the row's answer, else 0.
 
     Two numbers are the same when they differ at most by the tolerance. A completion that ends with
-    anything but one plain number scores 0; see ``gcore_core.kits.numbers`` for what is one.
+    anything but one plain number scores 0; see ``gcore_rewards.numbers`` for what is one.
     """
 
     def __init__(self, config: VerifierConfig, context: WorkerContext) -> None:

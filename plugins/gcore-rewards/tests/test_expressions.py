@@ -286,7 +286,7 @@ def test_answers_of_letters_and_units_are_found_without_a_box(
 @pytest.mark.slow  # 700 comparisons
 def test_no_spelling_that_is_no_number_is_rewarded_as_a_part_of_it(reward: MathReward) -> None:
     """Each digit group of the text, as the row's answer: 16 of ``sqrt(16)``."""
-    path = Path(__file__).parents[3] / "tests/unit/number_spellings.jsonl"
+    path = Path(__file__).with_name("number_spellings.jsonl")
     spellings = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     plain = [s["text"] for s in spellings if s["right"] is None and "box" not in s["text"]]
     records = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.node import handshake
 from gcore_core.node.spawn import spawn_process
 from gcore_core.runtime.messages import (
@@ -61,7 +61,7 @@ class PushSite:
     async def start(self, name: str, backend: FactorySpec) -> int:
         """Starts a worker and returns its pid when it serves."""
         role, _, rank = name.partition(".")
-        run = Run(steps=1, deterministic=True)
+        run = RunSettings(steps=1, deterministic=True)
         context = PlainContext(directory=str(self.directory))
         settings: TrainerSettings | GeneratorSettings
         if role == "policy":

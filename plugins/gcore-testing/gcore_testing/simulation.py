@@ -25,7 +25,13 @@ from gcore_core.contract.columns import ColumnSpec, action_versions
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.controller import Controller
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import POLICY, Checkpoint, Evaluation, Reward, Run
+from gcore_core.contract.job_settings import (
+    POLICY,
+    CheckpointSettings,
+    EvaluationSettings,
+    RewardSettings,
+    RunSettings,
+)
 from gcore_core.contract.placement import Device, Need
 from gcore_core.contract.records import TRAINED, StepReport, WeightPlan
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -654,7 +660,7 @@ def _generator(
         store, "node0", SECRET, view.peer("supervisor"), f"{life.name}-{life.number}"
     )
     settings = GeneratorSettings(
-        run=Run(seed=job.seed, deterministic=job.deterministic),
+        run=RunSettings(seed=job.seed, deterministic=job.deterministic),
         shards=job.shards,
         follows=role == "rollout" and job.pushes,
         gather_s=0.05,
@@ -712,9 +718,11 @@ async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Con
     resumed = job.resumed
     state = resumed.state if resumed else {}
     facts = JobFacts(
-        run=Run(steps=job.steps, seed=job.seed, deterministic=job.deterministic),
-        evaluation=Evaluation(every=job.evaluate_every, prompts=job.evaluate_prompts, show=0),
-        checkpoint=Checkpoint(every=job.checkpoint_every),
+        run=RunSettings(steps=job.steps, seed=job.seed, deterministic=job.deterministic),
+        evaluation=EvaluationSettings(
+            every=job.evaluate_every, prompts=job.evaluate_prompts, show=0
+        ),
+        checkpoint=CheckpointSettings(every=job.checkpoint_every),
         shard=shard,
         shards=job.shards,
         rows={"train": 16, "evaluation": 16},
@@ -723,8 +731,8 @@ async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Con
         trained={POLICY: TrainedFacts(ranks=[[f"policy.{i}"] for i in range(job.ranks)])},
         scorers={f"scorer{i}.0": [f"letters{i}"] for i in range(job.scorers)}
         | ({"asker.0": ["asked"]} if job.judges else {}),
-        rewards={f"letters{i}": Reward() for i in range(job.scorers)}
-        | ({"asked": Reward()} if job.judges else {}),
+        rewards={f"letters{i}": RewardSettings() for i in range(job.scorers)}
+        | ({"asked": RewardSettings()} if job.judges else {}),
         of_groups=["asked"] if job.judges and job.level == "group" else [],
         judges={"judge": [f"judge.{i}" for i in range(job.judges)]} if job.judges else {},
         annotators=(
@@ -732,7 +740,7 @@ async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Con
         ),
         takes_stale=job.takes_stale,
         placement=_placement(job),
-        resting=["rollout", "judge"] if job.rests else [],
+        asleep_in_training=["rollout", "judge"] if job.rests else [],
         start_step=resumed.step if resumed else 0,
         next_ordinal=state.get("ledger", {}).get("next_ordinal", 0),
         state=state,

@@ -21,7 +21,7 @@ from gcore_core.contract.errors import (
     PluginNotFound,
 )
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import MISSING, JobSettings, Role
+from gcore_core.contract.job_settings import MISSING, JobSettings, RoleSettings
 from tests.support import made_pages
 
 Job = Callable[..., Path]
@@ -178,7 +178,7 @@ def test_paths_of_a_role_are_relative_to_the_file_at_any_depth(tmp_path: Path) -
         "dump_dir": "x/y/z",
     }
     config = {**given, "lora": {"path": "start"}}
-    settings = JobSettings(roles={"policy": Role(config=config)})
+    settings = JobSettings(roles={"policy": RoleSettings(config=config)})
     resolve_paths(settings, tmp_path / "jobs")
     expected = {
         **given,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import WeightMismatch, WeightsBehind, WorkerDied
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.records import Header
 from gcore_core.controllers import publishing as publishing_module
 from gcore_core.controllers.config import SyncConfig
@@ -72,7 +72,7 @@ def lead_of(workers: Workers) -> tuple[Publishing, Any]:
         annotators={},
         service=Service("controller.0"),
         trainers_turn=asyncio.Semaphore(0),
-        facts=SimpleNamespace(run=Run(), trained={}, shards=1, resting_trainers=False),
+        facts=SimpleNamespace(run=RunSettings(), trained={}, shards=1, trainers_sleep=False),
     )
     context.trainers_free = lambda: ControllerContext.trainers_free(context)  # type: ignore[arg-type]
     placement: Any = SimpleNamespace(replicas=replicas)
@@ -216,7 +216,7 @@ def work_of(replicas: list[Replica], lead: Lead) -> tuple[asyncio.Task[None], Le
     """Has one part for each replica drawn, from a queue that they share."""
     ledger = Ledger(shard=0, shards=1, rows=16, seed=0, samples=1)
     context = SimpleNamespace(
-        facts=SimpleNamespace(shard=0, run=Run()),
+        facts=SimpleNamespace(shard=0, run=RunSettings()),
         trace=SimpleNamespace(finished=lambda *_: None),
         lead=lead,
     )

@@ -214,7 +214,7 @@ async def test_only_replicas_that_are_woken_count_as_moved() -> None:
             pass
 
     peers: dict[str, list[Any]] = {"judge": [Answers(), Answers()], "fixed": [Answers()]}
-    sleepers = Sleepers(peers, able=["judge"], resting=[])
+    sleepers = Sleepers(peers, able=["judge"], asleep_in_training=[])
     await sleepers.arrange({"judge": [], "fixed": []})
     sleepers.lost = {("judge", 1)}
     await sleepers.arrange({"judge": [0, 1], "fixed": [0]})

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.errors import DataError, WorkerDied
 from gcore_core.contract.records import Header, Inquiry, RecordScore, Ref
-from gcore_core.contract.run_files import Clock, Record, Stage, read_trace
+from gcore_core.contract.run_files import Clock, RecordTrace, Stage, read_trace
 from gcore_core.controllers.tracing import Trace
 from gcore_core.node.worker import Worker
 from gcore_core.runtime.messages import Nothing, TimeOfDay
@@ -51,7 +51,11 @@ def test_records_and_stages_are_read_back_with_times_of_day(tmp_path: Path) -> N
     asyncio.run(_write(tmp_path, [10, 11]))
     clock, first, second, stage = read_trace(tmp_path)
     assert isinstance(clock, Clock) and clock.shard == 1
-    assert isinstance(first, Record) and isinstance(second, Record) and isinstance(stage, Stage)
+    assert (
+        isinstance(first, RecordTrace)
+        and isinstance(second, RecordTrace)
+        and isinstance(stage, Stage)
+    )
     assert (first.step, first.ordinal, first.replica, first.verdict) == (
         4,
         10,
@@ -71,7 +75,7 @@ def test_records_and_stages_are_read_back_with_times_of_day(tmp_path: Path) -> N
 
 def test_records_of_an_evaluation_are_left_out(tmp_path: Path) -> None:
     asyncio.run(_write(tmp_path, [-3]))
-    assert not [line for line in read_trace(tmp_path) if isinstance(line, Record)]
+    assert not [line for line in read_trace(tmp_path) if isinstance(line, RecordTrace)]
 
 
 def test_a_truncated_last_line_is_left_out_and_a_broken_line_is_named(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_a_trace_that_cannot_be_written_is_told_and_does_not_stop_the_run(
     assert "controller.1.jsonl cannot be written: Not a directory; it ends here" in message
 
 
-async def _two_steps_on_a_full_disk(directory: Path) -> list[Record]:
+async def _two_steps_on_a_full_disk(directory: Path) -> list[RecordTrace]:
     """Returns the records of a second step, after the trace of the first could not be written."""
     trace = Trace(str(directory / "trace"), 1)
     trace.finished(0, "rollout.0", 0.0, [header(10)])

@@ -10,7 +10,7 @@ import pytest
 
 from gcore_core.builtin.filters import KeepAll
 from gcore_core.contract.errors import DataError, TrainingError
-from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.job_settings import RewardSettings
 from gcore_core.contract.records import (
     FAILED,
     FILTERED,
@@ -96,7 +96,9 @@ def test_a_group_of_truncated_records_alone_teaches_nothing_when_they_are_masked
     group = [header(i, reason, exact="ok") for i, reason in enumerate(reasons)]
     config = SyncConfig(truncated=truncated)
     keep_all = KeepAll()
-    settled = verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
+    settled = verdict_on(
+        group, config, {"exact": RewardSettings()}, keep_all, filter_code(keep_all)
+    )
     assert settled.verdict == verdict
     assert settled.reason == ("truncated" if verdict == FILTERED else "")
 
@@ -108,7 +110,7 @@ def failed(row: int, reason: str) -> list[Header]:
 def settled(group: list[Header], **settings: str) -> Verdict:
     keep_all = KeepAll()
     config = SyncConfig(**settings)
-    return verdict_on(group, config, {"exact": Reward()}, keep_all, filter_code(keep_all))
+    return verdict_on(group, config, {"exact": RewardSettings()}, keep_all, filter_code(keep_all))
 
 
 def test_a_prompt_that_is_too_long_is_left_out_and_is_no_failure() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.job_settings import RewardSettings
 from gcore_core.contract.records import Header
 from gcore_core.controllers.reward_weights import group_scalars, statistics
 
@@ -23,15 +23,15 @@ def group(ordinal: int, *rewards: dict[str, float]) -> list[Header]:
 
 
 def rewards_of(
-    one: list[Header], weighings: dict[str, Reward], totals: np.ndarray | None = None
+    one: list[Header], weighings: dict[str, RewardSettings], totals: np.ndarray | None = None
 ) -> np.ndarray:
     return group_scalars(one, weighings, totals).rewards
 
 
 WEIGHINGS = {
-    "plain": Reward(weight=2.0),
-    "within": Reward(normalise="group"),
-    "across": Reward(weight=0.5, normalise="batch"),
+    "plain": RewardSettings(weight=2.0),
+    "within": RewardSettings(normalise="group"),
+    "across": RewardSettings(weight=0.5, normalise="batch"),
 }
 
 
@@ -77,7 +77,7 @@ def test_a_missing_reward_adds_nothing_and_is_not_counted() -> None:
 
 
 def normalised_in_group(*values: float) -> np.ndarray:
-    weighings = {"judged": Reward(normalise="group")}
+    weighings = {"judged": RewardSettings(normalise="group")}
     one = group(0, *({"judged": value} for value in values))
     return rewards_of(one, weighings, statistics([one], weighings))
 
@@ -99,7 +99,7 @@ def test_differences_whose_squares_vanish_normalise_to_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["group", "batch"])
 def test_equal_rewards_normalise_to_zero(how: str) -> None:
-    weighings = {"same": Reward(normalise=how)}
+    weighings = {"same": RewardSettings(normalise=how)}
     groups = [group(i, *[{"same": 0.1}] * 3) for i in range(2)]
     np.testing.assert_array_equal(
         rewards_of(groups[0], weighings, statistics(groups, weighings)), np.zeros(3)
@@ -127,7 +127,7 @@ def test_the_weighted_sum_of_the_named_rewards_is_the_reward() -> None:
 def test_a_weighted_sum_that_float32_cannot_hold_is_refused(weight: float) -> None:
     """Each reward fits, and a trainer would still compute with infinity, or with NaN."""
     one = group(2, {"a": 1.0, "b": 3e38}, {"a": 1.0, "b": 0.0})
-    weighings = {"a": Reward(), "b": Reward(weight=weight)}
+    weighings = {"a": RewardSettings(), "b": RewardSettings(weight=weight)}
     with pytest.raises(ConfigError, match=r"record 2/0 is .* too large for a float32") as raised:
         rewards_of(one, weighings)
     assert raised.value.why == f"weights: a 1, b {weight:g}"

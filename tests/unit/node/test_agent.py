@@ -17,7 +17,7 @@ import pytest
 
 from gcore_core import __version__
 from gcore_core.contract.errors import WorkerError
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.node import agent as agent_module
 from gcore_core.node.agent import Agent, AgentSpec, end_hung
 from gcore_core.node.launchers import dismiss
@@ -57,7 +57,7 @@ def worker_of(python: Path, directory: Path) -> WorkerSpec:
         peers={},
         factories={},
         secret=b"s" * 32,
-        settings=ScorerSettings(run=Run(), rewards={}),
+        settings=ScorerSettings(run=RunSettings(), rewards={}),
         store=StorePlace(str(directory), "agent.0", "agent.0"),
         versions=Versions(str(python), __version__, {}),
         python=str(python),

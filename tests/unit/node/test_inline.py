@@ -29,7 +29,7 @@ HANG_STREAM = StreamEndpoint("hang", ScoreRequest, Header)
 TOIL = Endpoint("toil", ScoreRequest, int)
 
 
-class Keeper:
+class Recorder:
     """Keeps and changes what it is given."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Keeper:
         self.cancelled = False
 
     def service(self) -> Service:
-        service = Service("keeper")
+        service = Service("recorder")
         service.add(KEEP, self.keep)
         service.add(STREAM, self.stream)
         service.add(HANG, self.hang)
@@ -46,7 +46,7 @@ class Keeper:
 
     async def keep(self, request: ScoreRequest, call: Call) -> list[Header]:
         if not request.headers:
-            raise DataError("nothing to keep", where="keeper")
+            raise DataError("nothing to keep", where="recorder")
         self.kept += request.headers
         self.kept[-1].rewards["exact"] = 7.0
         return self.kept
@@ -72,37 +72,37 @@ class Keeper:
         return 5
 
 
-async def connect(keeper: Keeper) -> Peer:
+async def connect(recorder: Recorder) -> Peer:
     network = InlineNetwork()
-    await network.view("keeper").serve("keeper", keeper.service())
-    return network.view("caller").peer("keeper")
+    await network.view("recorder").serve("recorder", recorder.service())
+    return network.view("caller").peer("recorder")
 
 
 async def test_caller_and_receiver_share_no_object() -> None:
-    keeper = Keeper()
-    peer = await connect(keeper)
+    recorder = Recorder()
+    peer = await connect(recorder)
     mine = header()
     answer = await peer.call(KEEP, ScoreRequest("train", [mine]))
     assert mine == header()  # the receiver's change stays with the receiver
     assert answer[0].rewards == {"exact": 7.0}
     answer[0].rewards["exact"] = 9.0
-    assert keeper.kept[0].rewards == {"exact": 7.0}  # and the caller's with the caller
+    assert recorder.kept[0].rewards == {"exact": 7.0}  # and the caller's with the caller
 
 
 async def test_items_of_a_stream_are_not_shared() -> None:
-    keeper = Keeper()
-    keeper.kept.append(header())
-    peer = await connect(keeper)
+    recorder = Recorder()
+    recorder.kept.append(header())
+    peer = await connect(recorder)
     async for item in peer.stream(STREAM, ScoreRequest("train", [])):
         item.rewards["exact"] = 5.0
-    assert keeper.kept == [header()]
+    assert recorder.kept == [header()]
 
 
 async def test_errors_unknown_methods_and_absent_services_behave_as_on_a_socket() -> None:
-    peer = await connect(Keeper())
-    with pytest.raises(DataError, match="keeper: nothing to keep") as caught:
+    peer = await connect(Recorder())
+    with pytest.raises(DataError, match="recorder: nothing to keep") as caught:
         await peer.call(KEEP, ScoreRequest("train", []))
-    assert caught.value.facts["process"] == "keeper"
+    assert caught.value.facts["process"] == "recorder"
     with pytest.raises(ContractError, match="no method 'keeep'"):
         await peer.call(Endpoint("keeep", NoneType, NoneType), None)
     with pytest.raises(ContractError, match=r"malformed request 'keep'"):
@@ -112,9 +112,9 @@ async def test_errors_unknown_methods_and_absent_services_behave_as_on_a_socket(
 
 
 async def test_closing_a_stream_early_cancels_its_handler() -> None:
-    keeper = Keeper()
-    keeper.kept.append(header())
-    peer = await connect(keeper)
+    recorder = Recorder()
+    recorder.kept.append(header())
+    peer = await connect(recorder)
     stream = peer.stream(HANG_STREAM, ScoreRequest("train", []))
     async with contextlib.aclosing(stream):
         waiting = asyncio.ensure_future(anext(stream))
@@ -122,17 +122,17 @@ async def test_closing_a_stream_early_cancels_its_handler() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.sleep(0)
-    assert keeper.cancelled
+    assert recorder.cancelled
 
 
 def test_progress_of_a_process_counts_for_all_its_calls() -> None:
     """As a backend does that computes for several callers at once."""
 
     async def main() -> None:
-        keeper, network = Keeper(), InlineNetwork()
-        service = keeper.service()
-        await network.view("keeper").serve("keeper", service)
-        peer = network.view("caller").peer("keeper")
+        recorder, network = Recorder(), InlineNetwork()
+        service = recorder.service()
+        await network.view("recorder").serve("recorder", service)
+        peer = network.view("caller").peer("recorder")
         calls = [
             asyncio.ensure_future(peer.call(HANG, ScoreRequest("train", []), deadline_s=5))
             for _ in "ab"
@@ -150,7 +150,7 @@ def test_progress_of_a_process_counts_for_all_its_calls() -> None:
 
 def test_the_deadline_counts_from_the_last_progress() -> None:
     async def main() -> None:
-        peer = await connect(Keeper())
+        peer = await connect(Recorder())
         assert await peer.call(TOIL, ScoreRequest("train", []), deadline_s=10) == 5
         with pytest.raises(DeadlineExceeded, match="no sign of progress for 5 s in toil"):
             await peer.call(TOIL, ScoreRequest("train", []), deadline_s=5)

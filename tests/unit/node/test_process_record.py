@@ -15,7 +15,7 @@ import pytest
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.node import process_record
-from gcore_core.node.process_record import Record, StartedProcess, clear_up, identify
+from gcore_core.node.process_record import ProcessRecord, StartedProcess, clear_up, identify
 from gcore_core.run import start
 from gcore_core.run.restart_supervisor import Start
 
@@ -31,7 +31,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def record_of(path: Path, process: subprocess.Popen[bytes], file: Path) -> dict[str, object]:
     """Writes down a worker and a file of an agent that is lost; returns what is written."""
     file.touch()
-    record = Record(str(path))
+    record = ProcessRecord(str(path))
     record.started("rollout.0", process.pid)
     record.hold_files([identify(str(file))])
     contents: dict[str, object] = msgspec.json.decode(path.read_bytes())
@@ -84,7 +84,7 @@ def test_the_slabs_and_sockets_of_a_lost_agent_are_removed(is_same: bool, tmp_pa
     path, slabs = tmp_path / "record", tmp_path / "slabs"
     slabs.mkdir()
     (slabs / "1").touch()
-    Record(str(path), [str(slabs)])
+    ProcessRecord(str(path), [str(slabs)])
     contents = msgspec.json.decode(path.read_bytes())
     path.write_bytes(msgspec.json.encode(contents | {"agent": None, "supervisor": None}))
     if not is_same:
@@ -168,12 +168,12 @@ def test_a_record_that_is_missing_or_damaged_does_no_harm(tmp_path: Path) -> Non
 def test_a_worker_that_has_ended_is_forgotten_and_a_full_disk_ends_nothing(
     process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    record = Record(str(tmp_path / "record"))
+    record = ProcessRecord(str(tmp_path / "record"))
     record.started("rollout.0", process.pid)
     assert "rollout.0" in (tmp_path / "record").read_text()
     record.ended("rollout.0")
     assert "rollout.0" not in (tmp_path / "record").read_text()
     record.close()
     assert list(tmp_path.iterdir()) == []
-    Record(str(tmp_path / "absent" / "record")).started("rollout.0", process.pid)
-    Record("").started("rollout.0", process.pid)
+    ProcessRecord(str(tmp_path / "absent" / "record")).started("rollout.0", process.pid)
+    ProcessRecord("").started("rollout.0", process.pid)

@@ -83,10 +83,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         )
         notes: list[str] = []
         display: Any = SimpleNamespace(note=notes.append)
-        guard: Any = run
+        starter: Any = run
         signals = Signals()
         with signals.handled():
-            attempts.supervise(job, display, signals, guard)
+            attempts.supervise(job, display, signals, starter)
         return notes
 
     yield made

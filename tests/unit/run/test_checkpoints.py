@@ -22,7 +22,7 @@ from gcore_core.contract import job_settings
 from gcore_core.contract.errors import CheckpointError
 from gcore_core.contract.records import StepReport
 from gcore_core.run import checkpoints as module
-from gcore_core.run.checkpoint_service import Keeper, newest, saved_config
+from gcore_core.run.checkpoint_service import CheckpointService, newest, saved_config
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, Retention
 from gcore_core.run.directory import MetricsFile
 from gcore_core.run.manifest import KEY, MANIFEST, Manifest, inspect, seal, unseal
@@ -618,19 +618,21 @@ async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says
     run: Path, best: str
 ) -> None:
     settings = SimpleNamespace(
-        roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1, best=best)
+        roles={"policy": None}, checkpoint=job_settings.CheckpointSettings(last=1, best=best)
     )
     plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
-    keeper = Keeper(plan, run, print)
+    service = CheckpointService(plan, run, print)
     call = Call(lambda: None)
     for step, value in ((1, 0.5), (2, 0.9), (3, 0.1)):
-        place = await keeper.open(OpenCheckpoint(step), call)
+        place = await service.open(OpenCheckpoint(step), call)
         (Path(place.path) / "weights").write_text("w")
         # As in a run: a step is reported after its save has begun, and committed after the next.
         metrics = {"loss": 1.0, "reward": value}
         evaluation = {"greedy/exact": value}
-        keeper.reported(StepReport(step=step, version=step, metrics=metrics, evaluation=evaluation))
-        await keeper.commit(CommitCheckpoint(step, {}, {"loss": 1.0}), call)
+        service.reported(
+            StepReport(step=step, version=step, metrics=metrics, evaluation=evaluation)
+        )
+        await service.commit(CommitCheckpoint(step, {}, {"loss": 1.0}), call)
     checkpoints = Checkpoints(run)
     assert checkpoints.steps() == [2, 3]
     assert checkpoints.open(2).manifest.metrics == {
@@ -643,21 +645,22 @@ async def test_the_best_checkpoint_is_chosen_by_what_the_report_of_its_step_says
 async def test_a_checkpoint_that_was_evaluated_after_its_save_may_be_the_best(run: Path) -> None:
     """As the newest one of a run that was stopped, and that evaluates it when it goes on."""
     settings = SimpleNamespace(
-        roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1, best="greedy/exact")
+        roles={"policy": None},
+        checkpoint=job_settings.CheckpointSettings(last=1, best="greedy/exact"),
     )
     plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
     call = Call(lambda: None)
 
-    async def commit(keeper: Keeper, step: int) -> None:
-        place = await keeper.open(OpenCheckpoint(step), call)
+    async def commit(service: CheckpointService, step: int) -> None:
+        place = await service.open(OpenCheckpoint(step), call)
         (Path(place.path) / "weights").write_text("w")
-        await keeper.commit(CommitCheckpoint(step, {}, {}), call)
+        await service.commit(CommitCheckpoint(step, {}, {}), call)
 
-    await commit(Keeper(plan, run, print), 1)
+    await commit(CheckpointService(plan, run, print), 1)
     metrics = MetricsFile(run)
     metrics.append(report(1, {}, **{"greedy/exact": 0.9}))
     metrics.close()
-    resumed = Keeper(plan, run, print)
+    resumed = CheckpointService(plan, run, print)
     for step, value in ((2, 0.5), (3, 0.1)):
         resumed.reported(report(step, {}, **{"greedy/exact": value}))
         await commit(resumed, step)
@@ -667,14 +670,14 @@ async def test_a_checkpoint_that_was_evaluated_after_its_save_may_be_the_best(ru
 async def test_a_run_goes_on_with_every_number_that_was_saved(run: Path) -> None:
     """JSON has no infinities and no NaN; what a plugin has learned may have."""
     config = {"rewards": {"exact": {"limit": math.inf}}}
-    settings = SimpleNamespace(roles={"policy": None}, checkpoint=job_settings.Checkpoint())
+    settings = SimpleNamespace(roles={"policy": None}, checkpoint=job_settings.CheckpointSettings())
     plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config=config)
-    keeper = Keeper(plan, run, print)
+    service = CheckpointService(plan, run, print)
     call = Call(lambda: None)
-    place = await keeper.open(OpenCheckpoint(1), call)
+    place = await service.open(OpenCheckpoint(1), call)
     (Path(place.path) / "weights").write_text("w")
     learned = {"seconds": [1.5, math.inf, -math.inf, math.nan], "n": 1 << 60, "text": "\u00e4"}
-    await keeper.commit(CommitCheckpoint(1, {"window": learned}, {}), call)
+    await service.commit(CommitCheckpoint(1, {"window": learned}, {}), call)
     resumed = newest(run)
     assert repr(resumed.state) == repr({"window": learned})
     assert repr(saved_config(Path(resumed.path))) == repr(config)
@@ -684,31 +687,35 @@ async def test_a_checkpoint_is_saved_although_an_earlier_one_cannot_be_removed(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever waits for it, such as an observer that copies it elsewhere, is told of it."""
-    settings = SimpleNamespace(roles={"policy": None}, checkpoint=job_settings.Checkpoint(last=1))
+    settings = SimpleNamespace(
+        roles={"policy": None}, checkpoint=job_settings.CheckpointSettings(last=1)
+    )
     plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
     notes: list[str] = []
     saved: list[int] = []
-    keeper = Keeper(plan, run, notes.append, saved=lambda step, path: saved.append(step))
+    service = CheckpointService(
+        plan, run, notes.append, saved=lambda step, path: saved.append(step)
+    )
 
     def refused(checkpoint: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(checkpoint))
 
-    monkeypatch.setattr(keeper._checkpoints, "_remove", refused)
+    monkeypatch.setattr(service._checkpoints, "_remove", refused)
     call = Call(lambda: None)
     for step in (1, 2):
-        place = await keeper.open(OpenCheckpoint(step), call)
+        place = await service.open(OpenCheckpoint(step), call)
         (Path(place.path) / "weights").write_text("w")
-        await keeper.commit(CommitCheckpoint(step, {}, {}), call)
+        await service.commit(CommitCheckpoint(step, {}, {}), call)
     assert saved == [1, 2]
     (note,) = notes
     assert note.startswith("an earlier checkpoint cannot be removed") and "step-000001" in note
 
 
-def keeper_of(run: Path, best: str, notes: list[str]) -> Keeper:
-    checkpoint = job_settings.Checkpoint(best=best)
+def service_of(run: Path, best: str, notes: list[str]) -> CheckpointService:
+    checkpoint = job_settings.CheckpointSettings(best=best)
     settings = SimpleNamespace(roles={"policy": None}, checkpoint=checkpoint)
     plan: Any = SimpleNamespace(settings=settings, provided={}, name="r", lock=(), config={})
-    return Keeper(plan, run, notes.append)
+    return CheckpointService(plan, run, notes.append)
 
 
 def report(step: int, metrics: dict[str, float], **evaluation: float) -> StepReport:
@@ -717,11 +724,11 @@ def report(step: int, metrics: dict[str, float], **evaluation: float) -> StepRep
 
 def test_a_best_metric_that_no_step_has_is_told_once_after_the_first_step(run: Path) -> None:
     notes: list[str] = []
-    keeper = keeper_of(run, "rewards", notes)
-    keeper.reported(report(0, {"memory": 1.0}))
+    service = service_of(run, "rewards", notes)
+    service.reported(report(0, {"memory": 1.0}))
     assert notes == []
     for step in (1, 2, 3):
-        keeper.reported(report(step, {"loss": 1.0, "reward": 0.5}))
+        service.reported(report(step, {"loss": 1.0, "reward": 0.5}))
     (note,) = notes
     assert note.startswith(
         "checkpoint.best: no step has a metric 'rewards' (did you mean 'reward'?), up to step 1; "
@@ -731,10 +738,10 @@ def test_a_best_metric_that_no_step_has_is_told_once_after_the_first_step(run: P
 @pytest.mark.parametrize("best", ["", "reward", "exact"])
 def test_a_best_metric_that_a_step_or_its_evaluation_has_is_not_told(run: Path, best: str) -> None:
     notes: list[str] = []
-    keeper = keeper_of(run, best, notes)
-    keeper.reported(report(0, {}, exact=0.1))
+    service = service_of(run, best, notes)
+    service.reported(report(0, {}, exact=0.1))
     for step in (1, 2, 3):
-        keeper.reported(report(step, {"loss": 1.0, "reward": 0.5}))
+        service.reported(report(step, {"loss": 1.0, "reward": 0.5}))
     assert notes == []
 
 
@@ -743,7 +750,7 @@ def test_a_best_metric_that_an_earlier_attempt_evaluated_is_not_told(run: Path) 
     metrics = MetricsFile(run)
     metrics.append(report(0, {}, exact=0.1))
     metrics.close()
-    resumed = keeper_of(run, "exact", notes)
+    resumed = service_of(run, "exact", notes)
     for step in (5, 6):
         resumed.reported(report(step, {"loss": 1.0}))
     assert notes == []

@@ -29,7 +29,7 @@ JOB = {
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kind", "devices", "resting"),
+    ("wanted", "kind", "devices", "asleep_in_training"),
     [
         ("auto", "cuda", 1, ["rollout"]),
         ("auto", "cuda", 2, []),  # one for each
@@ -42,13 +42,16 @@ def test_by_default_generators_sleep_only_if_they_share_an_accelerator_with_the_
     wanted: str,
     kind: str,
     devices: int,
-    resting: list[str],
+    asleep_in_training: list[str],
     tmp_path: Path,
 ) -> None:
     found = tuple(Device(index=index, kind=kind) for index in range(devices))
     (tmp_path / "job.yaml").write_text(json.dumps(JOB))
     plan = load_plan(tmp_path / "job.yaml", [f"placement.sleep_in_training={wanted}"])
-    assert place(plan, [NodeFacts(name="agent.0", devices=found)]).resting == resting
+    assert (
+        place(plan, [NodeFacts(name="agent.0", devices=found)]).asleep_in_training
+        == asleep_in_training
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,28 +52,28 @@ begun = restart_supervisor.Begun("run", 2)
 first = restart_supervisor.Start(file=restart_supervisor.Path("job.yaml"))
 n_children = 0
 SUPERVISE
-fork = restart_supervisor._Guard.fork
+fork = restart_supervisor._Starter.fork
 def counted(self):
     global n_children
     n_children += 1
     return fork(self)
-restart_supervisor._Guard.fork = counted
+restart_supervisor._Starter.fork = counted
 try:
-    sys.exit(restart_supervisor.guarded(first, supervise))
+    sys.exit(restart_supervisor.with_restarts(first, supervise))
 except WorkerDied as error:
     print(error.what)
     sys.exit(5)
 """
 
 
-def guarded(supervise: str) -> subprocess.Popen[str]:
-    """Starts a process that guards a function, which Python code defines."""
+def restarting(supervise: str) -> subprocess.Popen[str]:
+    """Starts a process that restarts a function, which Python code defines."""
     script = SCRIPT.replace("SUPERVISE", supervise)
     return subprocess.Popen([sys.executable, "-uc", script], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_signal_that_comes_before_the_supervisor_handles_any_ends_it_with_its_code() -> None:
-    with guarded("def supervise(start, link): print('up'); signal.pause()") as process:
+    with restarting("def supervise(start, link): print('up'); signal.pause()") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
@@ -94,7 +94,7 @@ def supervise(start, link):
     print(child)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    with guarded(text) as process:
+    with restarting(text) as process:
         assert process.stdout is not None
         left = int(process.stdout.readline())
         try:
@@ -112,7 +112,7 @@ def supervise(start, link):
         link.tell(begun)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    with guarded(text) as process:
+    with restarting(text) as process:
         assert process.wait(30) == 7
 
 
@@ -124,7 +124,7 @@ def supervise(start, link):
     print(start.restarts)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    with guarded(text) as process:
+    with restarting(text) as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     again = "the supervisor ended with signal SIGKILL; it is started again\n"
@@ -138,19 +138,19 @@ def supervise(start, link):
     if n_children == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
-next_start = restart_supervisor._Guard.next_start
+next_start = restart_supervisor._Starter.next_start
 def signalled(self, number):
     os.kill(os.getpid(), signal.SIGTERM)
     return next_start(self, number)
-restart_supervisor._Guard.next_start = signalled
+restart_supervisor._Starter.next_start = signalled
 """
-    with guarded(text) as process:
+    with restarting(text) as process:
         assert process.wait(30) == 143
 
 
 def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
     number = signal.SIGRTMIN + 20
-    with guarded(f"def supervise(start, link): os.kill(os.getpid(), {number})") as process:
+    with restarting(f"def supervise(start, link): os.kill(os.getpid(), {number})") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"ended with signal {number}\n"
@@ -160,7 +160,7 @@ def test_the_end_by_a_signal_without_a_name_is_told_by_its_number() -> None:
 def test_a_supervisor_that_is_ended_before_its_work_is_a_failure_whatever_its_exit_code(
     code: int,
 ) -> None:
-    with guarded(f"def supervise(start, link): link.tell(begun); os._exit({code})") as process:
+    with restarting(f"def supervise(start, link): link.tell(begun); os._exit({code})") as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
     assert output == f"its process was ended with exit code {code} before the run was over\n"
@@ -175,5 +175,5 @@ def supervise(start, link):
         os._exit(0)
     return 0
 """
-    with guarded(text) as process:
+    with restarting(text) as process:
         assert process.wait(30) == 5

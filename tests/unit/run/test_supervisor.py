@@ -188,7 +188,7 @@ async def test_an_attempt_that_moves_on_ends_behind_a_step_that_is_saved_and_not
     changes = SimpleNamespace(is_due=False)
     supervisor: Any = SimpleNamespace(
         _changes=changes,
-        _keeper=SimpleNamespace(saves=saved.__contains__),
+        _checkpoints=SimpleNamespace(saves=saved.__contains__),
         _run=SimpleNamespace(steps=9),
         _moves_on=False,
     )

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.contract.job_settings import Checkpoint, Data, Evaluation, Reward, Run
+from gcore_core.contract.job_settings import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    RewardSettings,
+    RunSettings,
+)
 from gcore_core.contract.placement import Device, Need
 from gcore_core.node.worker import own_dtype
 from gcore_core.runtime.messages import StorePlace, Versions, WorkerSpec
@@ -25,7 +31,7 @@ from gcore_core.runtime.worker_settings import (
 from gcore_core.wire.service import encode
 
 DECODER = msgspec.msgpack.Decoder(WorkerSpec)
-RUN = Run(name="arithmetic", steps=3, seed=7, patience_s=1.5)
+RUN = RunSettings(name="arithmetic", steps=3, seed=7, patience_s=1.5)
 CONTEXT = PlainContext(devices=(0, 1), model={"path": "/model"}, directory="/run")
 FACTS = JobFacts(
     run=RUN,
@@ -35,10 +41,12 @@ FACTS = JobFacts(
     replicas=["rollout.0"],
     trained={"policy": TrainedFacts(ranks=[["policy.0"]])},
     scorers={"scorer.0": ["exact"]},
-    rewards={"exact": Reward(use="core/function", normalise="group", when={"kind": ["sum"]})},
+    rewards={
+        "exact": RewardSettings(use="core/function", normalise="group", when={"kind": ["sum"]})
+    },
     of_groups=["exact"],
-    evaluation=Evaluation(every=2, data=Data(config={"path": "rows.jsonl"})),
-    checkpoint=Checkpoint(every=5),
+    evaluation=EvaluationSettings(every=2, data=DataSettings(config={"path": "rows.jsonl"})),
+    checkpoint=CheckpointSettings(every=5),
     placement=PlacementFacts(
         devices=[Device(index=0, kind="cpu")],
         slots={"rollout": 1},
@@ -50,7 +58,7 @@ FACTS = JobFacts(
 TOLD: dict[str, AnySettings] = {
     "trainer": TrainerSettings(run=RUN, shards=2, context=CONTEXT, resume="/saved"),
     "generator": GeneratorSettings(run=RUN, context=CONTEXT, follows=True),
-    "scorer": ScorerSettings(run=RUN, rewards={"exact": Reward(timeout_s=2.0)}),
+    "scorer": ScorerSettings(run=RUN, rewards={"exact": RewardSettings(timeout_s=2.0)}),
     "controller": FACTS,
 }
 

@@ -18,7 +18,7 @@ from gcore_core.contract.records import (
     RecordScore,
     Ref,
 )
-from gcore_core.contract.run_files import Asked, Record
+from gcore_core.contract.run_files import Asked, RecordTrace
 from gcore_core.runtime.messages import Extra, TrainItem
 from gcore_core.wire.frames import Frame
 
@@ -37,7 +37,7 @@ REF = Ref("node0", "slab", 0, 1, 2, b"mac")
         Header,
         Inquiry,
         Lease,
-        Record,
+        RecordTrace,
         RecordScore,
         Ref,
         TrainItem,

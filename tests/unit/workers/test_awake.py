@@ -9,7 +9,7 @@ import pytest
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.controllers.placement.lead import Awake
 from gcore_core.runtime.messages import SCORE, ScoreRequest
-from gcore_core.wire.retry import insist_anew
+from gcore_core.wire.retry import insist_with
 from gcore_core.workers.role_sampler import RoleSampler
 
 
@@ -56,5 +56,5 @@ async def test_a_repeated_request_names_the_replicas_awake_at_that_time() -> Non
             return []
 
     peer: Any = Lossy()
-    await insist_anew(peer, SCORE, lambda: ScoreRequest("train", [], awake_version=next(versions)))
+    await insist_with(peer, SCORE, lambda: ScoreRequest("train", [], awake_version=next(versions)))
     assert sent == [3, 4]

@@ -30,7 +30,7 @@ from gcore_core.contract.errors import (
     GcoreError,
     WeightMismatch,
 )
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.launching import Endpoint
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.remote_store import MirrorRequest
@@ -797,7 +797,7 @@ async def test_a_restarted_push_uses_shared_memory_unless_configured_otherwise(
         supervisor=Peer(),
         service=Service("controller.0"),
         annotators={},
-        facts=SimpleNamespace(run=Run(), trained={}, shards=1),
+        facts=SimpleNamespace(run=RunSettings(), trained={}, shards=1),
     )
     placing = SimpleNamespace(replicas=[Peer()])
     publishing = Publishing(context, SyncConfig(push_transport=wanted), placing)  # type: ignore[arg-type]

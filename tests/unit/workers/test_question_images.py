@@ -14,7 +14,7 @@ from gcore_testing import fake
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.job_settings import Run
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Header, Prompt, RecordScore, Ref
 from gcore_core.contract.scorer import Score, ScoredRecord
@@ -86,7 +86,7 @@ class Bench:
             await self._serve(node, self.stores[-1])
             self.stores[-1].remote.open()
         view = self.network.view("judge.0")
-        settings = GeneratorSettings(run=Run(), batch_s=0.0)
+        settings = GeneratorSettings(run=RunSettings(), batch_s=0.0)
         writer = StoreWriter(
             self._directory / "agent.1", "agent.1", SECRET, view.peer("agent.1"), "judge.0"
         )

@@ -136,7 +136,7 @@ class Site:
             replicas=[lead.peer(f"rollout.{number}") for number in range(4)],
             service=service,
             trainers_turn=asyncio.Semaphore(1),
-            facts=SimpleNamespace(resting_trainers=False),
+            facts=SimpleNamespace(trainers_sleep=False),
         )
         config = SyncConfig(push_bucket_bytes=1)  # one tensor a bucket
         self.publishing = Publishing(context, config, SimpleNamespace())  # type: ignore[arg-type]

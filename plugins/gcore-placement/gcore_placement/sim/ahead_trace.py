@@ -30,7 +30,7 @@ import numpy as np
 from gcore_core.contract.engine_profiles import Profile
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.measurements import Requests
-from gcore_core.contract.run_files import Asked, Record, read_metrics, read_trace
+from gcore_core.contract.run_files import Asked, RecordTrace, read_metrics, read_trace
 from gcore_core.kits.runs import read_config
 from gcore_placement.fitting import LEAST, fit_engine
 from gcore_placement.sim.ahead import Asking, GroupLengths, Rounds, TrainerPace
@@ -140,11 +140,11 @@ def measured_run(directory: Path) -> MeasuredRun:
     )
 
 
-def _read_groups(directory: Path) -> list[list[Record]]:
+def _read_groups(directory: Path) -> list[list[RecordTrace]]:
     """Returns the groups of a run's trace, in order of ordinals."""
-    records: dict[int, dict[int, Record]] = defaultdict(dict)
+    records: dict[int, dict[int, RecordTrace]] = defaultdict(dict)
     for line in read_trace(directory):
-        if isinstance(line, Record) and line.verdict in _DECIDED | {_SURPLUS}:
+        if isinstance(line, RecordTrace) and line.verdict in _DECIDED | {_SURPLUS}:
             group = records[line.ordinal]
             # A group that its step did not need may be that of a later one. Its records are then in
             # the trace twice.
@@ -153,7 +153,7 @@ def _read_groups(directory: Path) -> list[list[Record]]:
     return [list(records[ordinal].values()) for ordinal in sorted(records)]
 
 
-def _groups(groups: Sequence[Sequence[Record]]) -> list[GroupLengths]:
+def _groups(groups: Sequence[Sequence[RecordTrace]]) -> list[GroupLengths]:
     """Returns the lengths of groups, and which of them teach."""
     decided = [group for group in groups if group[0].verdict in _DECIDED]
     follows_rewards = all(_has_taught(group) == _varies(group) for group in decided)
@@ -175,11 +175,11 @@ def _groups(groups: Sequence[Sequence[Record]]) -> list[GroupLengths]:
     return found
 
 
-def _has_taught(group: Sequence[Record]) -> bool:
+def _has_taught(group: Sequence[RecordTrace]) -> bool:
     return group[0].verdict == "trained"
 
 
-def _varies(group: Sequence[Record]) -> bool:
+def _varies(group: Sequence[RecordTrace]) -> bool:
     """Whether the rewards of a group differ."""
     return any(record.rewards != group[0].rewards for record in group)
 
@@ -200,13 +200,13 @@ def _rounds(asked: Sequence[Asked]) -> Rounds:
     return rounds
 
 
-def _is_asked_whole(group: Sequence[Record]) -> bool:
+def _is_asked_whole(group: Sequence[RecordTrace]) -> bool:
     """Whether judges were asked about a group when it had all its answers."""
     ended_s = max(record.finished_s for record in group)
     return all(one.sent_s >= ended_s for record in group for one in record.asked)
 
 
-def _reward_s(group: Sequence[Record]) -> float:
+def _reward_s(group: Sequence[RecordTrace]) -> float:
     """Returns the seconds between a group's last answer, or a judge's last one, and its last
     reward.
     """
@@ -227,7 +227,7 @@ def _judge(
     role: str,
     slots: int,
     processes: int,
-    groups: Sequence[Sequence[Record]],
+    groups: Sequence[Sequence[RecordTrace]],
     runs_ahead: bool,
 ) -> MeasuredJudge:
     """Returns what is known of a judge from the questions to it.
@@ -255,7 +255,7 @@ def _judge(
 
 @dataclass(frozen=True, kw_only=True)
 class _Served:
-    """A request to a replica, of the policy's generator or of a judge; see ``Record``."""
+    """A request to a replica, of the policy's generator or of a judge; see ``RecordTrace``."""
 
     step: int
     ordinal: int
@@ -266,7 +266,7 @@ class _Served:
     n_actions: int
 
 
-def _served(record: Record) -> _Served:
+def _served(record: RecordTrace) -> _Served:
     """Returns the request that a record is the answer to."""
     return _Served(**{one.name: getattr(record, one.name) for one in fields(_Served)})
 

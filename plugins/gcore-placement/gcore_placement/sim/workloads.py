@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.run_files import Record, read_trace
+from gcore_core.contract.run_files import RecordTrace, read_trace
 from gcore_placement.queueing.step import Groups
 
 #: Tokens of a prompt.
@@ -202,9 +202,9 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
     directory: the run's directory.
     judge: lengths of the verdicts that the trace does not have.
     """
-    steps: dict[int, dict[int, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    steps: dict[int, dict[int, list[RecordTrace]]] = defaultdict(lambda: defaultdict(list))
     for line in read_trace(directory):
-        if isinstance(line, Record) and line.verdict in _KEPT | {"filtered"}:
+        if isinstance(line, RecordTrace) and line.verdict in _KEPT | {"filtered"}:
             steps[line.step][line.ordinal].append(line)
     trained = [
         sum(group[0].verdict == "trained" for group in groups.values()) for groups in steps.values()
@@ -229,7 +229,7 @@ def recorded(directory: Path, judge: Lengths) -> Recorded:
     )
 
 
-def _table(groups: Sequence[Sequence[Record]]) -> Groups:
+def _table(groups: Sequence[Sequence[RecordTrace]]) -> Groups:
     """Returns a step's records as columns, each float64[groups, longest group].
 
     Verdicts of several judges on a record are added up, NaN where they are not known. Shorter

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from gcore_core.contract import run_files
-from gcore_core.contract.run_files import Clock, Line, Record, Stage
+from gcore_core.contract.run_files import Clock, Line, RecordTrace, Stage
 from gcore_report.page import limits
 from gcore_report.page.runs import Run
 
@@ -189,12 +189,12 @@ def _read(run: Run) -> tuple[dict[int, _Step], set[int]]:
                     )
                 )
                 shards.add(line.shard)
-            elif isinstance(line, Record):
+            elif isinstance(line, RecordTrace):
                 _add_record(steps[line.step], line, ahead_s)
     return steps, shards
 
 
-def _add_record(step: _Step, record: Record, ahead_s: float) -> None:
+def _add_record(step: _Step, record: RecordTrace, ahead_s: float) -> None:
     finished_s = record.finished_s + ahead_s
     step.busy[record.replica].append((record.sent_s + ahead_s, finished_s))
     if record.scored_s:

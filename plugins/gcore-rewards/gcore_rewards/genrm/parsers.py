@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from gcore_core.kits.numbers import decimal_of
 from gcore_rewards.genrm.json_objects import find_object
 from gcore_rewards.genrm.parser_config import ParserConfig, plain
 from gcore_rewards.genrm.patterns import Pattern
 from gcore_rewards.genrm.verdict_lines import read_choice_line, read_labelled_line
+from gcore_rewards.numbers import decimal_of
 
 Reader = Callable[[str], float | None]
 #: What stands between a score and the best one, as in "7/10" and "7 out of 10".

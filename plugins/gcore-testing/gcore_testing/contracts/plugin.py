@@ -29,7 +29,7 @@ from gcore_core.config.plan import load_plan
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import GcoreError, PluginBroken
 from gcore_core.contract.factories import import_attribute, import_source, reference_to
-from gcore_core.contract.job_settings import JobSettings, Reward, Role
+from gcore_core.contract.job_settings import JobSettings, RewardSettings, RoleSettings
 from gcore_core.contract.memory import MemoryNeed, WorkerShape
 from gcore_core.contract.providers import (
     AnnotatorProvider,
@@ -310,10 +310,10 @@ def _jobs_of_its_own(provided: list[Provided]) -> Iterator[dict[str, Any]]:
         node: dict[str, Any] = {"use": item.reference, "config": asdict(config()) if config else {}}
         job: dict[str, Any] = asdict(JobSettings())
         if isinstance(item.spec, _HOLDS_A_MODEL):
-            role = Role(**node, model={"path": "/nowhere/at-all"})
+            role = RoleSettings(**node, model={"path": "/nowhere/at-all"})
             job["roles"] = {"policy": asdict(role)}
         elif isinstance(item.spec, RewardProvider):
-            job["rewards"] = {"any": asdict(Reward(**node))}
+            job["rewards"] = {"any": asdict(RewardSettings(**node))}
         elif isinstance(item.spec, DatasetProvider):
             job["data"].update(node)
         else:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.job_settings import Reward
+from gcore_core.contract.job_settings import RewardSettings
 from gcore_core.contract.records import FINISHED, OK, Prompt
 from gcore_core.contract.scorer import AsyncScorer, Score, ScoredRecord, Scorer
 from gcore_testing.contracts.arguments import ASKS, snapshot, writable
@@ -52,7 +52,7 @@ class ScorerContract(Contract):
     """
 
     kind: ClassVar[str] = "reward"
-    timeout_s: ClassVar[float] = Reward(use="").timeout_s
+    timeout_s: ClassVar[float] = RewardSettings(use="").timeout_s
 
     @pytest.fixture
     def scorer(self, context: WorkerContext) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from gcore_core.contract.abilities import (
 )
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import build, import_attribute
-from gcore_core.contract.job_settings import POLICY, ROLLOUT, Filter, Sampling
+from gcore_core.contract.job_settings import POLICY, ROLLOUT, FilterSettings, SamplingSettings
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
@@ -209,7 +209,7 @@ def _tells_of(plan: ResolvedJob, role: str) -> bool:
     that ask again of a draft have prompts of their own.
     """
     is_trainer = plan.provided[f"roles.{role}"].kind == "trainer"
-    return (role == ROLLOUT or is_trainer) and plan.settings.sampling.use == Sampling().use
+    return (role == ROLLOUT or is_trainer) and plan.settings.sampling.use == SamplingSettings().use
 
 
 def _records(plan: ResolvedJob, role: str) -> int:
@@ -222,7 +222,7 @@ def _records(plan: ResolvedJob, role: str) -> int:
         return groups * _group_size(plan)
     controller = plan.provided["controller"].spec
     overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
-    filters = plan.settings.filter.use != Filter().use  # the default one keeps all
+    filters = plan.settings.filter.use != FilterSettings().use  # the default one keeps all
     if role != ROLLOUT or not groups or overlaps or filters:
         return 0
     evaluates = "evaluation.data" in plan.provided
@@ -269,9 +269,9 @@ def _needs_on(
     is_awake = role == _awake_there(device, role, answers, placed)
     says_asleep = any(need.phase == ASLEEP for need in answers[role])
     for phase in PHASES:
-        rests = role in placed.resting and phase in ("preparation", "training")
+        rests = role in placed.asleep_in_training and phase in ("preparation", "training")
         # a trainer that does not say what it keeps is counted as awake
-        away = role in placed.resting_trainers and phase == "rollout" and says_asleep
+        away = role in placed.asleep_in_rollout and phase == "rollout" and says_asleep
         sleeping = role in placed.sleeps and (rests or not is_awake)
         state = ASLEEP if sleeping or away else phase
         for need in answers[role]:

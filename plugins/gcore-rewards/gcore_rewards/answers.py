@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gcore_core.kits.number_words import (
+from gcore_rewards.number_words import (
     changes_before,
     changes_behind,
     is_english,
@@ -18,7 +18,7 @@ from gcore_core.kits.number_words import (
     is_harmless_behind,
     is_label,
 )
-from gcore_core.kits.numbers import (
+from gcore_rewards.numbers import (
     CURRENCY,
     MOST_DIGITS,
     NUMBER,

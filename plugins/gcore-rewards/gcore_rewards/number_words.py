@@ -1,4 +1,4 @@
-"""Words next to a number, by what they do to it: the vocabulary of ``gcore_core.kits.answers``.
+"""Words next to a number, by what they do to it: the vocabulary of ``gcore_rewards.answers``.
 
 A harmless word leaves a number what it is. Which words are harmless depends on the language:
 

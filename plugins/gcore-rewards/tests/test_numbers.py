@@ -15,17 +15,15 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from gcore_rewards.answers import boxes, last_box, last_number, number_within, only_number
+from gcore_rewards.numbers import Number, decimal_of, number_of, plain_characters
 from hypothesis import given
 from hypothesis import strategies as st
-
-from gcore_core.kits.answers import boxes, last_box, last_number, number_within, only_number
-from gcore_core.kits.numbers import Number, decimal_of, number_of, plain_characters
 
 SPELLINGS = [
     json.loads(line)
     for line in Path(__file__)
-    .parents[1]
-    .joinpath("number_spellings.jsonl")
+    .with_name("number_spellings.jsonl")
     .read_text(encoding="utf-8")
     .splitlines()
 ]
