@@ -42,7 +42,7 @@ TICK_SHARE = 0.05
 IDLE_TICK_S = 1.0
 
 
-class ShardReport(msgspec.Struct, array_like=True):
+class ShardProgress(msgspec.Struct, array_like=True):
     """Holds what a shard says at a look.
 
     version: of the weights that it has seen published.
@@ -296,9 +296,9 @@ class Producer:
         self._settle_complete()
         told = [_told(one) for one in self._latest]
         drawn = self._ledger.drawn
-        own = ShardReport(self._version, self._wanted, told, self._push_waits, drawn)
+        own = ShardProgress(self._version, self._wanted, told, self._push_waits, drawn)
         payloads = await self._tell(msgspec.msgpack.encode(own))
-        looks = [msgspec.msgpack.decode(payload, type=ShardReport) for payload in payloads]
+        looks = [msgspec.msgpack.decode(payload, type=ShardProgress) for payload in payloads]
         version = min(look.version for look in looks)
         wanted = min(look.wanted for look in looks)
         push_waits = any(look.push_waits for look in looks)
