@@ -108,6 +108,5 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         config=FifoConfig,
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
-        trains_on_stale=True,
         overlaps=True,
     )

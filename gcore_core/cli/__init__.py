@@ -16,15 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gcore_core.contract.errors import GcoreError
+
 VERBS = {
     "run": "train as a YAML file says",
     "resume": "go on with a run from its newest checkpoint",
     "check": "resolve and check a YAML file without starting anything",
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins",
-    "checkpoint": "list what a run has saved, or verify that it is whole",
-    "export": "copy a run's weights out",
-    "hash": "print the SHA-256 of weights",
 }
 
 #: Distribution of this project -> its commands, beside the verbs. The core runs without it,
@@ -36,7 +35,10 @@ COMMANDS_OF = {
     "gcore-rewards": ("human",),
     "gcore-sentinel": ("sentinel",),
     "gcore-testing": ("conformance", "new"),
-    "gcore-tools": ("completion", "demo", "doctor", "plan", "recipes", "shrink", "venv"),
+    "gcore-tools": (
+        *("checkpoint", "completion", "demo", "doctor", "export", "hash", "plan"),
+        *("recipes", "shrink", "venv"),
+    ),
 }
 
 _NO_PLUGINS = "--no-plugins"
@@ -74,17 +76,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         from gcore_core.contract.errors import GcoreError
 
-        if not isinstance(error, GcoreError) or os.environ.get("G_CORE_TRACEBACK") == "1":
+        told = error if isinstance(error, GcoreError) else _missing_module(error)
+        if told is None or os.environ.get("G_CORE_TRACEBACK") == "1":
             raise
         try:
             sys.stdout.flush()
         except BrokenPipeError:
             _discard(sys.stdout)
         try:
-            print(error, file=sys.stderr)
+            print(told, file=sys.stderr)
         except BrokenPipeError:  # as in `g-core check job.yaml 2>&1 | head -1`
             _discard(sys.stderr)
-        return error.exit_code
+        return told.exit_code
+
+
+def _missing_module(error: Exception) -> GcoreError | None:
+    """Returns what to say of an import that failed, where it is known what to do."""
+    from gcore_core.contract.errors import PluginBroken
+    from gcore_core.contract.missing_modules import import_advice
+
+    todo = import_advice(error)
+    return PluginBroken(f"{error}.", todo=todo) if todo else None
 
 
 def _discard(stream: IO[str]) -> None:

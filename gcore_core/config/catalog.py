@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import Distribution, distributions
@@ -132,17 +132,8 @@ class Catalog:
         where: the config key that names the plugin.
         pin: a version specifier; empty for any version.
         """
+        self.require({name: where})
         rows = [self._with_state(row) for row in self._rows if row.plugin.name == name]
-        if not rows and name in DELETED:
-            raise PluginNotFound(f"plugin {name!r} was deleted.", where=where, todo=DELETED[name])
-        if not rows:
-            raise PluginNotFound(
-                f"no plugin named {name!r} is installed.",
-                where=where,
-                why=f"installed: {', '.join(self.names())}{did_you_mean(name, self.names())}",
-                todo=self._ways_to_add(name),
-                choices=self.names(),
-            )
         plugin = rows[0]
         if plugin.state == "disabled":
             raise PluginNotFound(
@@ -150,8 +141,8 @@ class Catalog:
                 where=where,
                 todo="unset G_CORE_PLUGINS to allow it",
             )
+        old = [row.distribution for row in rows if row.distribution in GONE]
         if plugin.state == "clash":
-            old = [row.distribution for row in rows if row.distribution in GONE]
             raise PluginClash(
                 (
                     f"plugin {name!r} is provided by {len(rows)} distributions: "
@@ -163,6 +154,13 @@ class Catalog:
                 else "uninstall all but one; a name cannot be shared",
                 distributions=[row.distribution for row in rows],
             )
+        if old:
+            in_its_place = DELETED.get(name) or install_command(home_of(name))
+            raise PluginIncompatible(
+                f"plugin {name!r} is of {plugin.owner}, which 0.3 no longer has.",
+                where=where,
+                todo=f"{uninstall_command(old)}\n{in_its_place}",
+            )
         if plugin.state == "incompatible":
             raise PluginIncompatible(
                 f"plugin {name!r} ({plugin.owner}) {plugin.reason}.",
@@ -172,19 +170,53 @@ class Catalog:
         _check_pin(plugin, where, pin)
         return plugin
 
-    def _ways_to_add(self, name: str) -> str:
-        """Returns how to install the plugin of a name, where the core was installed from has it.
+    def require(self, wanted: Mapping[str, str]) -> None:
+        """Raises PluginNotFound that names every wanted plugin that is not installed.
 
-        What is installed already would bring it no more the next time.
+        wanted: name -> the config key that names it.
         """
-        wanted = home_of(name)
-        distribution = wanted.partition("[")[0]
-        here = any(row.plugin.distribution == distribution for row in self._rows)
-        if here or name in NO_PLUGINS:
-            return f"{distribution} brings no such plugin; list: g-core plugins"
-        if is_offered(distribution):
-            return f"to add it: {install_command(wanted)}"
-        return "list: g-core plugins"
+        here = self.names()
+        missing = [name for name in wanted if name not in here]
+        for name in missing:
+            if name in DELETED:
+                raise PluginNotFound(
+                    f"plugin {name!r} was deleted.", where=wanted[name], todo=DELETED[name]
+                )
+        if not missing:
+            return
+        names = ", ".join(map(repr, missing))
+        one = f"no plugin named {names} is installed."
+        several = f"no plugins named {names} are installed."
+        near = "".join(did_you_mean(name, here) for name in missing)
+        raise PluginNotFound(
+            one if len(missing) == 1 else several,
+            where=", ".join(wanted[name] for name in missing),
+            why=f"installed: {', '.join(here)}{near}",
+            todo="\n".join(self._ways_to_add(missing)),
+            choices=here,
+        )
+
+    def _ways_to_add(self, names: Sequence[str]) -> Iterator[str]:
+        """Yields how to install plugins, where the core was installed from has them.
+
+        What is installed already would bring them no more the next time.
+        """
+        here = {row.plugin.distribution for row in self._rows}
+        offered = []
+        unknown = []
+        for name in names:
+            home = home_of(name)
+            distribution = home.partition("[")[0]
+            if distribution in here or name in NO_PLUGINS:
+                unknown.append(f"{distribution} brings no plugin {name!r}")
+            elif is_offered(distribution):
+                offered.append(home)
+            else:
+                unknown.append(f"no distribution of G-Core brings {name!r}")
+        if offered:
+            yield f"to add {'it' if len(names) == 1 else 'them'}: {install_command(*offered)}"
+        if unknown:
+            yield f"{'; '.join(unknown)}; list: g-core plugins"
 
     def _with_state(self, row: _Found) -> Installed:
         """Returns the plugin with its state: disabled, else a clash, else what its versions say."""

@@ -17,9 +17,7 @@ from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.abilities import (
-    adapts,
     column_widths,
-    cuts_samples,
     gives_routing,
     needs_routing,
     own_columns,
@@ -27,7 +25,6 @@ from gcore_core.contract.abilities import (
     required_by,
     rewards_read_by,
     shows_images,
-    takes_stale,
     works_without_rewards,
 )
 from gcore_core.contract.algorithms import LOGP_OF, ids_column
@@ -41,6 +38,7 @@ from gcore_core.contract.job_settings import (
     RewardSettings,
     RoleSettings,
 )
+from gcore_core.contract.preflight import ChosenProvider, ResolvedJob
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
@@ -79,20 +77,12 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
     )
 
 
-def run(
-    settings: JobSettings,
-    config: Mapping[str, Any],
-    provided: Mapping[str, Provided],
-    objects: Mapping[str, Any],
-    plugins: Plugins,
-    file: Path,
-) -> None:
-    """Raises one ConfigError that lists every problem.
+def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
+    """Returns the problems that the core finds in a job; the plugins find others.
 
-    config: the settings as plain values, which are passed to the plugins' own checks.
-    provided: config path -> chosen provider.
-    objects: config path -> the provider's config object.
+    plugins: those that are loaded for the job.
     """
+    settings, provided, objects = job.settings, job.provided, job.objects
     problems = [
         *_limits(settings),
         *_run_name(settings),
@@ -105,10 +95,7 @@ def run(
     ]
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
-    problems += _stale(provided, objects)
-    problems += _adapting(provided, objects)
     problems += _sleeping_trainers(settings, provided)
-    problems += _evaluated(settings, provided)
     problems += _named_rewards(settings, objects)
     problems += _asked_alone(settings, provided)
     role_providers = _role_providers(plugins)
@@ -121,13 +108,11 @@ def run(
     problems += _widths(settings, role_providers, objects)
     problems += _learners(settings, provided, objects, role_providers)
     problems += _value_heads(settings, provided, objects)
-    problems += _action_advantage(settings, provided)
     problems += _own_columns(settings, objects, columns)
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
     problems += _token_logprobs(objects.get("objective"), provided)
     problems += _routing(provided, objects)
-    problems += _midway(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
@@ -135,8 +120,7 @@ def run(
         problems += _images(path, objects.get(path), provided, roles)
     problems += _replicas(settings, objects)
     problems += _remote_code(settings)
-    problems += plugins.check(config)
-    refuse(problems, file)
+    return problems
 
 
 def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
@@ -264,7 +248,7 @@ def _cluster(settings: JobSettings) -> Iterator[str]:
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
-def _follows(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _follows(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """A role follows another role of this run, which is a trainer, or none."""
     for name, role in settings.roles.items():
         followed = role.follows
@@ -336,7 +320,7 @@ def _workers(settings: JobSettings) -> Iterator[str]:
             )
 
 
-def _judges(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _judges(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Rewards that ask a model and the generators that answer them fit together.
 
     A reward that asks a model names a generator, and no other reward names a role. Every generator
@@ -416,7 +400,7 @@ def _model_of(
 
 
 def _images(
-    path: str, settings: Any, provided: Mapping[str, Provided], roles: Sequence[str]
+    path: str, settings: Any, provided: Mapping[str, ChosenProvider], roles: Sequence[str]
 ) -> Iterator[str]:
     """Roles that are shown images can take them.
 
@@ -436,7 +420,7 @@ def _images(
             )
 
 
-def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _uncalled(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """The step program calls something on every role and on every reward."""
     controller = provided["controller"]
     calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
@@ -450,7 +434,7 @@ def _uncalled(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterat
 
 
 def _rewards(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
     """A job has a reward, unless its step program or its advantage needs none."""
     controller = provided["controller"]
@@ -464,61 +448,20 @@ def _rewards(
         )
 
 
-def _stale(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
-    """A step program that trains on records of older weights has an objective that corrects it."""
-    controller = provided["controller"]
-    spec = controller.spec
-    must_correct = isinstance(spec, ControllerProvider) and spec.trains_on_stale
-    if must_correct and "objective" in provided and not takes_stale(objects.get("objective")):
-        yield (
-            f"objective: {provided['objective'].reference} does not correct for actions that older "
-            f"weights sampled, and controller {controller.reference} trains on such actions; "
-            "choose an objective, or settings of it, with which the loss corrects for them."
-        )
-
-
-def _adapting(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
-    """An objective that learns from steps has a trainer that shows them and saves its state."""
-    policy = provided.get(f"roles.{POLICY}")
-    if policy is None or not adapts(objects.get("objective")):
-        return
-    if "objective.adapts" not in policy.spec.capabilities:
-        yield (
-            f"objective: {provided['objective'].reference} adapts its loss to what steps measure, "
-            f"and trainer {policy.reference} shows it none and saves no state of it; take a "
-            "trainer that does, or settings under which it stays as it is."
-        )
-
-
-def _sleeping_trainers(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """Trainers that are to sleep can, under a step program that leaves them time for it."""
+def _sleeping_trainers(
+    settings: JobSettings, provided: Mapping[str, ChosenProvider]
+) -> Iterator[str]:
+    """Trainers that are to sleep can."""
     if settings.placement.sleep_in_rollout != "always":
         return
-    where = "placement.sleep_in_rollout: always, but"
-    controller = provided["controller"]
-    if isinstance(controller.spec, ControllerProvider) and controller.spec.trains_on_stale:
-        yield (
-            f"{where} controller {controller.reference} generates while it trains; leave it out."
-        )
     for name in settings.roles:
         role = provided[f"roles.{name}"]
         if role.kind == "trainer" and "sleep" not in role.spec.capabilities:
             yield (
-                f"{where} trainer {role.reference}, which roles.{name} uses, cannot sleep; set it "
-                "to never, or take a trainer with the capability sleep."
+                f"placement.sleep_in_rollout: always, but trainer {role.reference}, which "
+                f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
+                "capability sleep."
             )
-
-
-def _evaluated(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """Where the step program has the trainer evaluate, the trainer can."""
-    spec = provided["controller"].spec
-    policy = provided[f"roles.{POLICY}"]
-    asks = isinstance(spec, ControllerProvider) and "evaluate" in spec.calls.get("trainer", ())
-    if asks and settings.evaluation.data and "evaluate" not in policy.spec.capabilities:
-        yield (
-            f"evaluation.data: {policy.reference}, which roles.{POLICY} uses, cannot compute a "
-            "loss without an update; leave the evaluation out, or take another trainer."
-        )
 
 
 def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
@@ -532,7 +475,7 @@ def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterato
             )
 
 
-def _asked_alone(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _asked_alone(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """Only a reward that is a plain function of one record is asked for a score alone.
 
     Of others that ask no model of the run, it is known when their worker has made them.
@@ -571,7 +514,7 @@ def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
 def _columns(
     settings: JobSettings,
     columns: Mapping[str, Sequence[ColumnSpec]],
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
 ) -> Iterator[str]:
     """A column comes from one role only, and an annotator follows no role.
 
@@ -611,7 +554,7 @@ def _widths(
                 )
 
 
-def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterator[str]:
+def _token_logprobs(objective: Any, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """A trainer that does not compute log-probs of other tokens is not asked for them."""
     policy = provided.get(f"roles.{POLICY}")
     needed = sorted(name for name in required_by(objective) if name.startswith(LOGP_OF))
@@ -624,7 +567,7 @@ def _token_logprobs(objective: Any, provided: Mapping[str, Provided]) -> Iterato
     )
 
 
-def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
+def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """A trainer that needs the experts by which records were sampled has a generator of them."""
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or not needs_routing(objects.get(f"roles.{POLICY}")):
@@ -643,21 +586,7 @@ def _routing(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> It
         )
 
 
-def _midway(provided: Mapping[str, Provided], objects: Mapping[str, Any]) -> Iterator[str]:
-    """Where pushes come while samples run, the generator's samples go on through them."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not cuts_samples(objects.get("controller")):
-        return
-    if "weights.midway" not in rollout.spec.capabilities:
-        yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} is not known to go on with samples through "
-            f"a push, and controller {provided['controller'].reference} pushes while they run; "
-            "take a generator with the capability weights.midway, such as torch, or have pushes "
-            "wait (controller.config.midway: wait)."
-        )
-
-
-def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict[str, str]:
+def _objectives(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> dict[str, str]:
     """Returns config path -> the role that trains the objective that is chosen there."""
     paths = {"objective": POLICY} if "objective" in provided else {}
     for name in settings.roles:
@@ -667,7 +596,7 @@ def _objectives(settings: JobSettings, provided: Mapping[str, Provided]) -> dict
     return paths
 
 
-def _level(provided: Mapping[str, Provided]) -> str:
+def _level(provided: Mapping[str, ChosenProvider]) -> str:
     """Returns the level of the job's advantage; "record" without one."""
     advantage = provided.get("advantage")
     return getattr(advantage.spec, "level", "record") if advantage else "record"
@@ -675,7 +604,7 @@ def _level(provided: Mapping[str, Provided]) -> str:
 
 def _learners(
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     objects: Mapping[str, Any],
     roles: Mapping[str, RoleProvider],
 ) -> Iterator[str]:
@@ -707,7 +636,7 @@ def _learners(
 
 
 def _learner(
-    name: str, provided: Mapping[str, Provided], role: RoleProvider, required: frozenset[str]
+    name: str, provided: Mapping[str, ChosenProvider], role: RoleProvider, required: frozenset[str]
 ) -> Iterator[str]:
     """A trainer besides the policy has an objective and, where its role gives columns, a use.
 
@@ -732,7 +661,7 @@ def _learner(
 
 
 def _value_heads(
-    settings: JobSettings, provided: Mapping[str, Provided], objects: Mapping[str, Any]
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
     """An objective of values is trained by a trainer whose model can have a value head."""
     for path, role in _objectives(settings, provided).items():
@@ -744,20 +673,6 @@ def _value_heads(
                 f"roles.{role}.use: {item.reference} has no value head, which {path} "
                 f"({provided[path].reference}) trains; take a trainer with the capability values, "
                 "such as torch."
-            )
-
-
-def _action_advantage(settings: JobSettings, provided: Mapping[str, Provided]) -> Iterator[str]:
-    """All trainers compute an advantage that is one number an action."""
-    if _level(provided) != "action":
-        return
-    for name in settings.roles:
-        item = provided[f"roles.{name}"]
-        if item.kind == "trainer" and "advantages.action" not in item.spec.capabilities:
-            yield (
-                f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
-                f"{provided['advantage'].reference} does; take a trainer with the capability "
-                "advantages.action, such as torch."
             )
 
 
@@ -794,7 +709,7 @@ def _own_columns(
             )
 
 
-def _read_columns(path: str, provided: Mapping[str, Provided]) -> Sequence[str]:
+def _read_columns(path: str, provided: Mapping[str, ChosenProvider]) -> Sequence[str]:
     """Returns the columns that the rollout's records have beside those of every generator."""
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or path == "advantage":
@@ -807,7 +722,7 @@ def _requirements(
     path: str,
     objects: Mapping[str, Any],
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     columns: Mapping[str, Sequence[ColumnSpec]],
     roles: Mapping[str, RoleProvider],
 ) -> Iterator[str]:
@@ -834,7 +749,7 @@ def _lacks_value_head(
     path: str,
     objects: Mapping[str, Any],
     settings: JobSettings,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
 ) -> bool:
     """Whether an objective of values is trained by a trainer without a value head."""
     if path == "advantage" or "values" not in required_by(objects.get(path)):
@@ -844,7 +759,7 @@ def _lacks_value_head(
 
 
 def _from_trainer(
-    path: str, objects: Mapping[str, Any], provided: Mapping[str, Provided]
+    path: str, objects: Mapping[str, Any], provided: Mapping[str, ChosenProvider]
 ) -> frozenset[str]:
     """Returns what the trainer itself supplies to what is chosen at a path."""
     level = _level(provided)
@@ -858,7 +773,7 @@ def _from_trainer(
 
 def _possible_givers(
     path: str,
-    provided: Mapping[str, Provided],
+    provided: Mapping[str, ChosenProvider],
     columns: Mapping[str, Sequence[ColumnSpec]],
     roles: Mapping[str, RoleProvider],
 ) -> list[RoleProvider]:

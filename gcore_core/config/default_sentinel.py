@@ -4,7 +4,7 @@ It chooses gcore-sentinel's ``sentinel`` where that is installed, else the core'
 A sentinel is built on the trainer's ranks too, and a policy with an interpreter of its own may lack
 the plugin there: such a job gets ``sentinel/band``, whose ranks build what the core has.
 
-A choice of gcore-sentinel's is told in a note, so that an installation changes no run in silence.
+The choice is told in a note, so that an installation changes no run in silence.
 """
 
 from __future__ import annotations
@@ -49,8 +49,13 @@ def choose(core: Mapping[str, Any], installed: Catalog) -> BalancerChoice | None
     try:
         installed.get(SEQUENTIAL, where="sentinel.use")
     except GcoreError:
-        reason = f"auto: plugin {SEQUENTIAL} is not installed, or may not be used"
-        return BalancerChoice(use=BAND, reason=reason)
+        return BalancerChoice(
+            use=BAND,
+            reason=f"auto: plugin {SEQUENTIAL} is not installed, or may not be used",
+            note=f"sentinel.use is {BAND}, as plugin {SEQUENTIAL} is not installed or may not be "
+            f"used; gcore-{SEQUENTIAL} also scores {CANARIES}, watches low precision and looks for "
+            "an alarm's cause",
+        )
     if (core["roles"].get(POLICY) or {}).get("python"):
         return BalancerChoice(
             use=SEARCHING_BAND,

@@ -6,10 +6,12 @@ import shlex
 import sys
 
 from gcore_core.contract.installing import find_installed
+from gcore_core.contract.missing_modules import MOVED
 
 #: Name of a plugin of this project -> what to install for it, where that is not ``gcore-<name>``.
 HOMES = {
     "balance": "gcore-placement",
+    "checkpoint": "gcore-tools",
     "completion": "gcore-tools[completion]",
     "conformance": "gcore-testing",
     "critic": "gcore-algorithms",
@@ -17,7 +19,9 @@ HOMES = {
     "diff": "gcore-report",
     "doctor": "gcore-tools",
     "eval": "gcore-report[eval]",
+    "export": "gcore-tools",
     "genrm": "gcore-rewards",
+    "hash": "gcore-tools",
     "human": "gcore-rewards[human]",
     "jobs": "gcore-tools[jobs]",
     "logs": "gcore-report",
@@ -39,26 +43,7 @@ HOMES = {
 #: What follows ``gcore-`` in distributions that bring no plugin of their own name.
 NO_PLUGINS = ("language", "testing", "tools")
 #: Distributions of 0.2 that 0.3 no longer has. One that is still installed provides a plugin twice.
-GONE = (
-    "gcore-balance",
-    "gcore-context",
-    "gcore-critic",
-    "gcore-eval",
-    "gcore-genrm",
-    "gcore-human",
-    "gcore-jobs",
-    "gcore-museum",
-    "gcore-offline",
-    "gcore-queueing",
-    "gcore-ray",
-    "gcore-refine",
-    "gcore-shrink",
-    "gcore-sim",
-    "gcore-teacher",
-    "gcore-trackers",
-    "gcore-tree",
-    "gcore-venv",
-)
+GONE = tuple(old.replace("_", "-") for old in MOVED if "." not in old)
 
 
 def home_of(plugin: str) -> str:

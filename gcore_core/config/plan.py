@@ -181,7 +181,8 @@ def load_plan(
     installed: the plugins that there are; None: they are looked for.
     """
     plan = read_plan(file, overrides, installed)
-    checks.run(plan.settings, plan.config, plan.provided, plan.objects, plan.plugins, plan.source)
+    problems = checks.problems_of(plan, plan.plugins) + plan.plugins.check(plan.config, plan)
+    checks.refuse(problems, plan.source)
     return plan
 
 
@@ -558,7 +559,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
-    Those settings are not read yet; ``checks.run`` asks them.
+    Those settings are not read yet; ``checks`` asks them.
     """
     use = (core.get("advantage") or {}).get("use", MISSING)
     if use in ("", MISSING):
@@ -657,10 +658,14 @@ def _load_plugins(core: Mapping[str, Any], installed: catalog.Catalog, base: Pat
                 why=f"file: {local_plugins[name].module}",
                 todo="rename the file; a name cannot be shared",
             )
+    mentions = [mention for mention in mentions if mention[0] not in local_plugins]
+    named_at: dict[str, str] = {}
+    for name, where, _ in mentions:
+        named_at.setdefault(name, where)
+    installed.require(named_at)
     for name, where, pin in mentions:
-        if name not in local_plugins:
-            plugin = installed.get(name, where=where, pin=pin)
-            plugins_to_load.setdefault(name, (plugin, where))
+        plugin = installed.get(name, where=where, pin=pin)
+        plugins_to_load.setdefault(name, (plugin, where))
     plugins = Plugins()
     for plugin, where in [*plugins_to_load.values(), *((plugin, "local") for plugin in locals_)]:
         plugins.load(plugin, where=where)

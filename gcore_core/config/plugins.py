@@ -31,6 +31,7 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.factories import import_source
 from gcore_core.contract.looking import Look
+from gcore_core.contract.missing_modules import import_advice
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import KINDS, Provider
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
@@ -139,7 +140,8 @@ class Plugins:
                 f"plugin {plugin.name!r} ({plugin.owner}, {plugin.module}) failed to import: "
                 f"{type(error).__name__}: {error}",
                 where=where,
-                todo=(local_files.advice(Path(plugin.module), error) if plugin.is_file else "")
+                todo=import_advice(error)
+                or (local_files.advice(Path(plugin.module), error) if plugin.is_file else "")
                 or f"see the whole cause: G_CORE_TRACEBACK=1 g-core plugins show {plugin.name}",
                 plugin=plugin.name,
                 distribution=plugin.distribution,
@@ -197,9 +199,10 @@ class Plugins:
             choices=choices,
         )
 
-    def check(self, config: Mapping[str, Any]) -> list[str]:
+    def check(self, config: Mapping[str, Any], job: ResolvedJob) -> list[str]:
         """Returns the problems that ``gcore_check`` hooks report, each with its plugin's name."""
-        return [_of_plugin(name, said) for name, said in self._said("gcore_check", config, {})]
+        said = self._said("gcore_check", config, {"job": job})
+        return [_of_plugin(name, problem) for name, problem in said]
 
     def check_files(
         self,

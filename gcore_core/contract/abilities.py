@@ -57,18 +57,6 @@ class WorksWithoutRewards(Protocol):
 
 
 @runtime_checkable
-class ComparesSamples(Protocol):
-    """Says that an advantage compares the samples of one prompt with each other."""
-
-    def compares_samples(self) -> bool:
-        """Returns whether samples of a prompt that are all the same have advantage 0.
-
-        A job whose rollout would draw such samples is refused then: it would train on nothing.
-        Without the method: False.
-        """
-
-
-@runtime_checkable
 class SamplesAlike(Protocol):
     """Says that a generator gives all samples of a prompt alike under these settings."""
 
@@ -110,17 +98,6 @@ class TakesStale(Protocol):
         """Returns whether the loss corrects for actions that older weights sampled.
 
         Without the method: False. Records that a step did not need are then drawn again.
-        """
-
-
-@runtime_checkable
-class Adapts(Protocol):
-    """Says whether an objective changes its loss by what a step has measured."""
-
-    def adapts(self) -> bool:
-        """Returns whether it needs a trainer that shows it its steps and saves its state.
-
-        The trainer must then claim the capability "objective.adapts". Without the method: False.
         """
 
 
@@ -209,18 +186,6 @@ class HasOwnColumns(Protocol):
 
         An advantage of level "action" that the policy alone computes may require them. Without the
         method: none.
-        """
-
-
-@runtime_checkable
-class CutsSamples(Protocol):
-    """Says that a step program pushes weights while samples run."""
-
-    def cuts_samples(self) -> bool:
-        """Returns whether samples go on through a push under these settings.
-
-        The policy's generators must then claim the capability "weights.midway". Without the method:
-        False.
         """
 
 
@@ -353,11 +318,6 @@ def works_without_rewards(config: Any) -> bool:
     return isinstance(config, WorksWithoutRewards) and config.works_without_rewards()
 
 
-def compares_samples(config: Any) -> bool:
-    """Returns whether samples of a prompt that are all the same teach an advantage nothing."""
-    return isinstance(config, ComparesSamples) and config.compares_samples()
-
-
 def samples_alike(config: Any) -> str:
     """Returns which setting of a generator makes all samples of a prompt alike; "": none."""
     return config.samples_alike() if isinstance(config, SamplesAlike) else ""
@@ -377,11 +337,6 @@ def precision(config: Any) -> str:
 def takes_stale(config: Any) -> bool:
     """Returns whether an objective's loss is right for actions that older weights sampled."""
     return isinstance(config, TakesStale) and config.takes_stale()
-
-
-def adapts(config: Any) -> bool:
-    """Returns whether an objective changes its loss by what a step has measured."""
-    return isinstance(config, Adapts) and config.adapts()
 
 
 def rewards_read_by(config: Any) -> frozenset[str]:
@@ -422,11 +377,6 @@ def needs_routing(config: Any) -> bool:
 def own_columns(config: Any) -> frozenset[str]:
     """Returns the per-action columns that a trainer computes for its own advantage."""
     return frozenset(config.own_columns()) if isinstance(config, HasOwnColumns) else frozenset()
-
-
-def cuts_samples(config: Any) -> bool:
-    """Returns whether a step program pushes weights while samples run."""
-    return isinstance(config, CutsSamples) and config.cuts_samples()
 
 
 def shows_images(config: Any) -> bool:
@@ -514,12 +464,10 @@ def _ability(protocol: type, *kinds: str) -> Ability:
 ABILITIES = (
     _ability(Requires, "objective", "advantage"),
     _ability(WorksWithoutRewards, "advantage"),
-    _ability(ComparesSamples, "advantage"),
     _ability(SamplesAlike, "generator"),
     _ability(StatesLogprobBand, "generator", "trainer"),
     _ability(StatesPrecision, "generator", "trainer"),
     _ability(TakesStale, "objective"),
-    _ability(Adapts, "objective"),
     _ability(ReadsRewards, "filter", "advantage", "sampler"),
     _ability(HasOwnColumns, "trainer"),
     _ability(SpansSlots, "trainer", "generator"),
@@ -535,7 +483,6 @@ ABILITIES = (
     _ability(CountsMinibatches, "controller"),
     _ability(SizesGroups, "controller"),
     _ability(LimitsGaps, "controller"),
-    _ability(CutsSamples, "controller"),
     _ability(PushesNearby, "controller"),
     _ability(SizesPushes, "controller"),
     _ability(NamesMeters, "placement"),

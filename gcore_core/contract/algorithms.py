@@ -135,8 +135,10 @@ class MakesAdvantages(Protocol):
 
 @runtime_checkable
 class AdaptsToSteps(Protocol):
-    """Lets an objective change its loss by what a step has measured: an ability ``adapts`` of its
-    config, and a capability "objective.adapts" of the trainer that it is used with.
+    """Lets an objective change its loss by what a step has measured.
+
+    The plugin of such an objective refuses a trainer that does not claim "objective.adapts", in
+    ``gcore_check``.
 
     Every rank has an objective of its own. All are shown the same numbers, so all have the same
     state. ``loss`` and ``weight`` do not change it.

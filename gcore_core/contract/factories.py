@@ -17,6 +17,7 @@ import msgspec
 from gcore_core.contract.errors import ConfigError, ContractError, PluginBroken, did_you_mean
 from gcore_core.contract.local_files import import_file as import_file
 from gcore_core.contract.local_files import is_local, module_name
+from gcore_core.contract.missing_modules import import_advice
 
 
 class FactorySpec(msgspec.Struct, frozen=True):
@@ -68,10 +69,9 @@ def import_attribute(reference: str) -> Any:
         raise PluginBroken(
             f"{reference!r} does not import: {type(error).__name__}: {error}",
             why=f"interpreter: {sys.executable}",
-            todo=(
-                "if the engine is missing there, install the plugin with its extra, as in "
-                "gcore-vllm[engine]"
-            ),
+            todo=import_advice(error)
+            or "if the engine is missing there, install the plugin with its extra, as in "
+            "gcore-vllm[engine]",
             reference=reference,
         ) from error
     for name in path.split("."):

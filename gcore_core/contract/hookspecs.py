@@ -175,9 +175,14 @@ def gcore_views() -> Iterable[p.ViewProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
-def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:  # type: ignore[empty-body]
-    """Problems with the resolved configuration ``plan``, one sentence each, starting with the
-    config path.
+def gcore_check(  # type: ignore[empty-body]
+    plan: Mapping[str, Any], job: ResolvedJob
+) -> Iterable[str]:
+    """Problems with the resolved configuration, one sentence each, starting with the config path.
+
+    ``plan`` has its plain values. ``job`` is the same job with what is chosen at each config path:
+    its description, and its settings as an object. By them a plugin asks whether the others can do
+    what a feature of its own needs; the core asks that for no plugin.
 
     Called once before anything starts, in the process that reads the configuration; all plugins'
     problems are printed together and end the run. Must not raise and must not change the plan.

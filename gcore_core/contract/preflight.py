@@ -1,4 +1,4 @@
-"""Defines what ``gcore_preflight`` is told of a job whose processes are about to start.
+"""Defines what ``gcore_check`` and ``gcore_preflight`` are told of a job that is to start.
 
 Both classes show a part of what the core has. They are read, never made, by a plugin.
 """
@@ -38,7 +38,7 @@ class ChosenProvider(Protocol):
 
 
 class ResolvedJob(Protocol):
-    """Is a job whose configuration is resolved and checked."""
+    """Is a job whose configuration is resolved; for ``gcore_preflight`` it is checked, too."""
 
     @property
     def name(self) -> str:

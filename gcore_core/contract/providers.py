@@ -156,19 +156,16 @@ class ControllerProvider(Provider):
         "scorer" is the worker of rewards. A role on which nothing is called is refused. Without
         "push" among a generator's, weights are never sent, and log-probs are not compared.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
-    trains_on_stale: it trains on records that older weights sampled, so the objective's loss must
-        be right for them (``TakesStale``).
     overlaps: it has generators draw while trainers work. Placement policies are told
         (``Window.overlaps``), and none may have roles take turns on a device.
 
     Abilities of its config: ``updates_per_step``, ``groups_per_step``,
         ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
-    ``cuts_samples``, ``pushes_nearby``, ``push_bytes``.
+    ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]
     parts: frozenset[str] = PARTS
-    trains_on_stale: bool = False
     overlaps: bool = False
 
     def problems(self, plugin: str) -> list[str]:
@@ -315,8 +312,7 @@ class AdvantageProvider(Provider):
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
         (``ActionAdvantage``); controllers give these the record's reward.
 
-    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``,
-    ``compares_samples``.
+    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``.
     """
 
     level: str = "record"
@@ -326,7 +322,7 @@ class AdvantageProvider(Provider):
 class ObjectiveProvider(Provider):
     """Describes a loss, in torch, that runs inside a trainer rank.
 
-    Abilities of its config: ``requires``, ``takes_stale``, ``adapts``.
+    Abilities of its config: ``requires``, ``takes_stale``.
     """
 
 

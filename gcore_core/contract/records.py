@@ -61,7 +61,6 @@ from typing import Any
 import msgspec
 
 HEADER_LIMIT_BYTES = 512
-FACTS_LIMIT_BYTES = 64
 
 #: Version of the weights of a record that nobody sampled: its generator read it.
 UNSAMPLED = -1

@@ -8,6 +8,7 @@ load_plan: reads a job's YAML and overrides, and resolves and checks them.
 read_plan: the same, without asking whether what is chosen goes together and can run here.
 run_file: runs a job, as ``g-core run`` does.
 Plan: what ``load_plan`` returns, for annotations.
+trained_roles: the roles of a plan that are trained, the policy last.
 open_interpreter: what another interpreter has installed.
 venvs: the module that knows where venvs of engines lie.
 find_devices: the devices of this machine.
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gcore_core.config.plan import Plan as Plan
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plan import read_plan as read_plan
+    from gcore_core.config.plan import trained_roles as trained_roles
     from gcore_core.config.plugins import Plugins as Plugins
     from gcore_core.config.schema import NAME as NAME
     from gcore_core.config.yaml_source import flat as flat
@@ -80,6 +82,7 @@ _HOMES = {
     "read_source": "gcore_core.config.yaml_source",
     "run_file": "gcore_core.run.start",
     "say_phase": "gcore_core.cli",
+    "trained_roles": "gcore_core.config.plan",
     "uninstall_command": "gcore_core.config.homes",
     "verb_parser": "gcore_core.cli",
     "write_file": "gcore_core.cli",

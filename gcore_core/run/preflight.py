@@ -28,7 +28,7 @@ from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import compares_samples, pushes_nearby, samples_alike
+from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -202,36 +202,11 @@ def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
 
 
 def _check_waves(plan: Plan) -> None:
-    """Has the sampling program cut a group of the advantage's size into waves.
-
-    Raises ConfigError where all samples of a group would be the same and teach nothing.
-    """
+    """Has the sampling program cut a group of the advantage's size into waves."""
     if {"advantage", "sampling"} <= plan.provided.keys():
         group_size = getattr(build(plan.factory("advantage")), "group_size", None)
         if isinstance(group_size, int):
-            program = build(plan.factory("sampling"))
-            # Answers that are made from drafts have other prompts than the drafts.
-            if len(program.waves(group_size)) == 1:
-                _check_samples_differ(plan)
-
-
-def _check_samples_differ(plan: Plan) -> None:
-    path = f"roles.{ROLLOUT}"
-    setting = samples_alike(plan.objects.get(path))
-    if setting and compares_samples(plan.objects.get("advantage")):
-        name = setting.partition("=")[0]
-        raise ConfigError(
-            f"with {setting} all samples of a prompt are the same.",
-            where=f"{path}.config.{name}",
-            why=(
-                f"{plan.provided['advantage'].reference} compares the samples of one prompt; if "
-                "they are all the same, each has advantage 0 and teaches nothing"
-            ),
-            todo=(
-                f"leave {path}.config.{name} at its default, or set it so that samples differ; an "
-                "evaluation samples greedily by itself"
-            ),
-        )
+            build(plan.factory("sampling")).waves(group_size)
 
 
 def _check_light(plan: Plan, path: str) -> None:

@@ -36,7 +36,7 @@ PROVIDER_HOOKS = {
     "gcore_views": [],
 }
 OTHER_HOOKS = {
-    "gcore_check": ["plan"],
+    "gcore_check": ["plan", "job"],
     "gcore_check_files": ["plan", "here", "datasets"],
     "gcore_preflight": ["job", "placed", "overrides", "facts"],
     "gcore_run_start": ["run"],

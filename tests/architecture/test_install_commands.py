@@ -53,7 +53,7 @@ def commands() -> Iterator[Any]:
                 yield pytest.param(found[1], id=f"{name}:{line}")
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", list(commands()))
 def test_a_command_installs_from_the_checkout_and_names_all_that_pip_would_not_find(
     command: str,
 ) -> None:

@@ -36,7 +36,7 @@ def roots() -> Iterator[tuple[str, str]]:
             yield folder, module
 
 
-@pytest.mark.parametrize(("folder", "module"), roots())
+@pytest.mark.parametrize(("folder", "module"), list(roots()))
 def test_the_root_of_a_plugin_and_its_descriptions_import_no_engine(
     folder: str, module: str
 ) -> None:

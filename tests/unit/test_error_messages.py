@@ -58,9 +58,9 @@ from gcore_core.node.launchers import InlineLauncher
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.run.export import export, weights_sha256
 from gcore_core.run.machines_left import place_run
 from gcore_core.run.restarts import Restarts
+from gcore_core.run.saved_weights import weights_sha256
 from gcore_core.runtime.main_thread import ThreadedLimits
 from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
 from gcore_core.wire import sockets, tls
@@ -404,7 +404,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             "mine/shuffled",
             "data",
         ),
-        "no run to export": lambda w: export(w.directory / "runs" / "x", w.directory / "to"),
+        "no run to export": lambda w: w.command(
+            "export", str(w.directory / "runs" / "x"), "--to", str(w.directory / "to")
+        ),
         "no weights to hash": lambda w: weights_sha256(w.directory),
     },
     "Training": {

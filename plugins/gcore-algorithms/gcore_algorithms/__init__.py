@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from gcore_algorithms import config
 from gcore_core import hookimpl
+from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import AdvantageProvider, ObjectiveProvider, RewardProvider
 
 _TORCH = ("torch>=2.6",)
@@ -111,3 +112,11 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         factory="gcore_algorithms.rewards:Repetition",
         config=config.RepetitionConfig,
     )
+
+
+@hookimpl
+def gcore_check(job: ResolvedJob) -> Iterable[str]:
+    """Yields what an advantage or an objective of this plugin needs of trainers and generators."""
+    from gcore_algorithms.checks import problems_of
+
+    return problems_of(job)

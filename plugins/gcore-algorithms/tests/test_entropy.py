@@ -15,7 +15,6 @@ from gcore_algorithms.config import EntropyTargetConfig, PpoClipConfig
 from gcore_algorithms.entropy import EntropyCoefficient
 from gcore_algorithms.objectives import PpoClip
 
-from gcore_core.contract.abilities import adapts
 from gcore_core.contract.errors import ConfigError
 
 TARGET = EntropyTargetConfig(target=0.2, change=0.003, smallest=0.001, largest=0.02)
@@ -119,8 +118,8 @@ def test_the_loss_has_the_coefficient_of_the_present_step() -> None:
 
 
 def test_an_objective_says_whether_it_adapts() -> None:
-    assert adapts(PpoClipConfig(entropy=EntropyTargetConfig(target=0.2)))
-    assert not adapts(PpoClipConfig(entropy_coefficient=0.01))
+    assert PpoClipConfig(entropy=EntropyTargetConfig(target=0.2)).adapts()
+    assert not PpoClipConfig(entropy_coefficient=0.01).adapts()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Says what a run must be for generation to go on while it trains, and what a person should know.
 
-What can be known before processes start, ``g-core check`` says too.
+What can be known before processes start, ``g-core check`` says: see ``checks``.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.programs import ControllerContext
 
 
-def refuse(config: AsyncConfig, context: ControllerContext) -> None:
-    """Raises ConfigError for what a run cannot do while generation goes on."""
-    facts = context.facts
-    if facts.asleep_in_training:
+def refuse(context: ControllerContext) -> None:
+    """Raises ConfigError where generators sleep while trainers work."""
+    if context.facts.asleep_in_training:
         raise ConfigError(
             "async generates while it trains, and these generators sleep meanwhile.",
-            where=f"roles.{facts.asleep_in_training[0]}",
+            where=f"roles.{context.facts.asleep_in_training[0]}",
             todo="give them devices of their own, or set placement.sleep_in_training: never",
         )
-    if facts.placement is not None and config.midway != "wait":
-        raise ConfigError(
-            "a placement policy moves devices at pushes, and samples would be in flight there.",
-            where="controller.config.midway",
-            todo="set midway: wait, or placement.use: core/even",
-        )
-    if facts.run.deterministic and config.ahead and config.midway != "wait":
-        raise ConfigError(
-            "a deterministic run cannot push weights into samples that run: when a push comes "
-            "depends on the clock.",
-            where="controller.config.midway",
-            todo="set midway: wait, or run.deterministic: false",
-        )
 
 
-def notes_at_start(config: AsyncConfig) -> list[str]:
-    """Returns what a person should know of several updates a step."""
+def why_pushes_wait(config: AsyncConfig, context: ControllerContext) -> str:
+    """Returns why pushes wait for samples that run, as ``midway: wait`` has it; "": they do not."""
+    if config.midway == "wait":
+        return "controller.config.midway is wait"
+    if context.facts.run.deterministic:
+        return "in a deterministic run the clock must not say when a push comes"
+    if context.facts.placement is not None:
+        return "the placement policy moves devices then"
+    return ""
+
+
+def notes_at_start(config: AsyncConfig, context: ControllerContext) -> list[str]:
+    """Returns what a person should know of pushes that wait and of several updates a step."""
+    notes = []
+    why = why_pushes_wait(config, context)
+    if why and config.midway != "wait":
+        notes.append(f"pushes wait for samples that run (controller.config.midway), since {why}")
     updates = config.updates_per_step() if config.ahead else 1
-    if updates <= 1:
-        return []
-    return [
-        f"{updates} updates a step: at the last of them records are further from the weights than "
-        "their age says (controller.config.minibatches, epochs)"
-    ]
+    if updates > 1:
+        notes.append(
+            f"{updates} updates a step: at the last of them records are further from the weights "
+            "than their age says (controller.config.minibatches, epochs)"
+        )
+    return notes

@@ -18,7 +18,8 @@ class AsyncConfig(SyncConfig):
         Above it, a slow group may be taken by a later step, up to this age.
     midway: what a push does with samples that run. "wait": it waits for them, so a sample has one
         version. "recompute": they pause, the generator reads again what they have so far under the
-        new weights, and they go on; a sample may have several versions.
+        new weights, and they go on; a sample may have several versions. A push waits all the same
+        in a deterministic run, and where a placement policy moves devices.
     """
 
     ahead: int = 1
@@ -44,7 +45,3 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
-
-    def cuts_samples(self) -> bool:
-        """Returns whether a push comes while samples run."""
-        return self.midway != "wait"

@@ -8,7 +8,7 @@ generated ahead, hence ``seal``.
 
 from __future__ import annotations
 
-from gcore_async.conditions import notes_at_start, refuse
+from gcore_async.conditions import notes_at_start, refuse, why_pushes_wait
 from gcore_async.config import AsyncConfig
 from gcore_core.kits.programs import (
     Ahead,
@@ -24,8 +24,9 @@ class AsynchronousController(StepProgram):
     """One shard."""
 
     def __init__(self, config: AsyncConfig, context: ControllerContext) -> None:
-        refuse(config, context)
+        refuse(context)
         self._config = config
+        self._pushes_wait = bool(why_pushes_wait(config, context))
         super().__init__(config, context)
 
     def make_schedule(self, _: SyncConfig) -> Schedule:
@@ -46,7 +47,7 @@ class AsynchronousController(StepProgram):
         taken = await self.take(step)
         watch.lap("rollout")
         trained = await self.train(step, taken, watch)
-        if self._config.midway == "wait":
+        if self._pushes_wait:
             await self.producer.drain()
         watch.lap("drain")
         taken = self.producer.seal(taken)
@@ -55,5 +56,5 @@ class AsynchronousController(StepProgram):
     def _notes(self, step: int) -> list[str]:
         notes = super()._notes(step)
         if step == self.context.facts.start_step:
-            notes += notes_at_start(self._config)
+            notes += notes_at_start(self._config, self.context)
         return notes

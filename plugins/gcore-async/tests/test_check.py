@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gcore_async import gcore_check
+
+
+class Corrects:
+    def takes_stale(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -25,10 +31,15 @@ def test_a_correction_is_advised_for_objectives_that_have_one(
     plan = {
         "run": {"deterministic": False},
         "controller": {"use": "async", "config": {}},
-        "placement": {"use": "core/even", "sleep_in_training": "auto"},
+        "placement": {
+            "use": "core/even",
+            "sleep_in_training": "auto",
+            "sleep_in_rollout": "never",
+        },
         "objective": {"use": "any", "config": settings},
     }
-    problems = list(gcore_check(plan))
+    job: Any = SimpleNamespace(objects={"objective": Corrects()})
+    problems = list(gcore_check(plan, job))
     assert ["objective.config.correction.kind" in problem for problem in problems] == (
         [True] if is_advised else []
     )

@@ -15,7 +15,7 @@ import pytest
 from gcore_testing.faults import FAULTS, Faults
 from gcore_testing.simulation import run_virtual, simulate
 
-from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.controllers.generation.drawing import Drawing
 from gcore_core.controllers.placement.shard import PlacementShard
@@ -112,6 +112,8 @@ def test_a_policy_that_has_roles_take_turns_is_refused_by_name(tmp_path: Path) -
         run_virtual(simulate(job, tmp_path / "store", CALM, program(1, 4, "wait")))
 
 
-def test_moves_are_refused_where_samples_run_through_a_push(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="midway: wait"):
-        run_virtual(simulate(MOVING, tmp_path / "store", CALM, program(1, 4, "recompute")))
+def test_pushes_wait_for_samples_where_devices_move(tmp_path: Path) -> None:
+    outcome = run_virtual(simulate(MOVING, tmp_path, CALM, program(1, 4, "recompute")))
+    assert not broken_rules(outcome, MOVING, 4)
+    assert all(report.metrics["age/spanning_share"] == 0 for report in outcome.reports[1:])
+    assert any("since the placement policy moves devices" in note for note in outcome.notes)

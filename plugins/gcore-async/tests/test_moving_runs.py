@@ -99,24 +99,25 @@ def test_a_killed_judge_and_a_killed_shard_lose_nothing(still: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("use", "midway", "told"),
+    ("use", "told"),
     [
-        ("placement/colocated", "wait", "generation does not end"),
-        ("witness/inturns", "wait", "placement policy witness/inturns: has generators take turns"),
-        ("placement/split", "recompute", "set midway: wait"),
+        ("placement/colocated", "generation does not end"),
+        ("witness/inturns", "placement policy witness/inturns: has generators take turns"),
     ],
 )
-def test_check_refuses_what_cannot_move(use: str, midway: str, told: str, tmp_path: Path) -> None:
+def test_check_refuses_what_cannot_move(use: str, told: str, tmp_path: Path) -> None:
     pytest.importorskip("gcore_placement")
     job = moving(tmp_path, use=use)
     job["run"]["deterministic"] = False
-    job["controller"]["config"]["midway"] = midway
     answer = runs.checked(tmp_path, job)
     assert not answer.startswith("0 ") and told in answer, answer
 
 
 @pytest.mark.parametrize("use", ["placement/split", "placement/replay", "placement/utilisation"])
-def test_check_accepts_policies_that_move_at_pushes(use: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("midway", ["wait", "recompute"])
+def test_check_accepts_policies_that_move_at_pushes(use: str, midway: str, tmp_path: Path) -> None:
     pytest.importorskip("gcore_placement")
-    answer = runs.checked(tmp_path, moving(tmp_path, use=use))
+    job = moving(tmp_path, use=use)
+    job["controller"]["config"]["midway"] = midway
+    answer = runs.checked(tmp_path, job)
     assert answer.startswith("0 "), answer

@@ -246,15 +246,12 @@ def test_thirty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
         ({"controller": {"config": {"ahead": 3, "age": 2}}}, "age must be at least ahead"),
         ({"controller": {"config": {"ahead": -1}}}, "ahead must be at least 0"),
         (
-            {
-                "run": {"deterministic": True},
-                "controller": {"config": {"ahead": 1, "midway": "recompute"}},
-            },
-            "controller.config.midway: a deterministic run cannot",
+            {"placement": {"sleep_in_rollout": "always"}},
+            "placement.sleep_in_rollout: always, but controller async generates while it trains",
         ),
         ({"controller": {"config": {"midway": "keep"}}}, "set it to recompute"),
     ],
-    ids=["stale", "cut", "recompute", "sleep", "age", "ahead", "midway", "keep"],
+    ids=["stale", "cut", "recompute", "sleep", "age", "ahead", "trainers", "keep"],
 )
 def test_check_refuses_what_the_program_cannot_run(
     changes: dict[str, Any], told: str, tmp_path: Path

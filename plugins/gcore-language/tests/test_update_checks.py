@@ -33,8 +33,8 @@ def test_the_bound_is_reached() -> None:
     optimizer = torch.optim.AdamW([weight], lr=1.0, betas=betas, eps=1e-300, weight_decay=0.0)
     moved = 0.0
     for update in range(updates):
-        before = float(weight)
+        before = weight.item()
         weight.grad = torch.tensor([(betas[1] / betas[0]) ** update], dtype=torch.float64)
         optimizer.step()
-        moved = abs(float(weight) - before)
+        moved = abs(weight.item() - before)
     assert moved == pytest.approx(adamw_bound(betas, updates), rel=1e-6)

@@ -195,17 +195,21 @@ def _plugins() -> Iterator[Finding]:
     from gcore_core.contract.errors import GcoreError
     from gcore_core.kits.commands import Plugins, catalog, leftovers, uninstall_command
 
-    if old := leftovers():
+    old = leftovers()
+    if old:
         yield Finding(
             about="distributions of 0.2",
             state=PROBLEM,
-            what=f"{', '.join(old)}: others have taken them in",
+            what=f"{', '.join(old)}: 0.3 no longer has them",
             todo=uninstall_command(old),
         )
     installed = catalog.scan()
     plugins = Plugins()
     good = []
+    of_old = {plugin.name for plugin in installed.plugins if plugin.distribution in old}
     for name in installed.names():
+        if name in of_old:
+            continue
         try:
             plugins.load(installed.get(name, where="plugins"))
             good.append(name)

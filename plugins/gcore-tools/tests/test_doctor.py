@@ -52,6 +52,7 @@ def test_distributions_of_0_2_that_are_left_are_to_be_uninstalled_in_one_command
     finding = findings["distributions of 0.2"]
     assert finding["state"] == doctor.PROBLEM
     assert finding["todo"].endswith("-m pip uninstall -y gcore-critic gcore-tree")
+    assert {"plugin old", "plugin older"}.isdisjoint(findings), "told once"
 
 
 def test_an_engine_that_is_missing_is_a_note_with_the_command_that_installs_it(

@@ -14,6 +14,7 @@ from gcore_core import __version__
 from gcore_core.config import catalog
 from gcore_core.config.homes import GONE, home_of
 from gcore_core.contract.errors import ConfigError, PluginClash, PluginIncompatible, PluginNotFound
+from gcore_core.contract.installing import install_command
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,6 +67,27 @@ def test_a_distribution_of_0_2_that_is_left_over_is_to_be_uninstalled(
     installed.add("sim", wheel=Wheel(distribution="gcore-placement", module="gcore_placement_sim"))
     with pytest.raises(PluginClash, match="pip uninstall -y gcore-sim$"):
         catalog.scan().get("sim", where="roles.rollout.use")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "in_its_place"),
+    [
+        ("museum", "run it in a checkout of the project: python -m tests.museum run"),
+        ("critic", install_command("gcore-algorithms")),
+    ],
+)
+def test_a_plugin_of_a_distribution_that_is_gone_says_what_to_do(
+    tmp_path: Path, plugin: str, in_its_place: str
+) -> None:
+    old = ["gcore-core>=0.2,<0.3"]
+    InstalledPlugins(tmp_path).add(plugin, wheel=Wheel(version="0.2.0", requires=old))
+    with pytest.raises(PluginIncompatible) as caught:
+        catalog.scan([str(tmp_path)]).get(plugin, where="plugins")
+    assert str(caught.value).splitlines() == [
+        f"plugins: plugin '{plugin}' is of gcore-{plugin} 0.2.0, which 0.3 no longer has.",
+        f"  {sys.executable} -m pip uninstall -y gcore-{plugin}",
+        f"  {in_its_place}",
+    ]
 
 
 def test_every_plugin_of_the_project_is_known_by_what_installs_it() -> None:
@@ -211,7 +233,7 @@ def test_error_for_an_unknown_plugin_lists_installed_plugins(installed: Installe
     lines = str(caught.value).splitlines()
     assert lines[0] == "roles.rollout.use: no plugin named 'fkae' is installed."
     assert "fake" in lines[1] and lines[1].endswith("(did you mean 'fake'?)")
-    assert lines[2] == "  list: g-core plugins"
+    assert lines[2] == "  no distribution of G-Core brings 'fkae'; list: g-core plugins"
 
 
 def test_a_pin_is_checked_before_any_import(installed: InstalledPlugins) -> None:

@@ -43,10 +43,14 @@ def test_a_policy_with_an_interpreter_of_its_own_gets_a_band_that_needs_no_plugi
     assert not load_plan(job(), [NAMED]).provided["sentinel"].is_of_the_core
 
 
-def test_without_the_plugin_the_core_compares_and_nothing_is_told(job: Job) -> None:
+def test_without_the_plugin_the_core_compares_and_a_note_says_what_is_not_watched(
+    job: Job,
+) -> None:
     plan = load_plan(job(), [NAMED], installed=WithoutSentinel())
     assert plan.provided["sentinel"].reference == "core/band"
-    assert plan.notes == ()
+    (note,) = plan.notes
+    assert note.startswith("sentinel.use is core/band, as plugin sentinel is not installed ")
+    assert "gcore-sentinel also scores canaries" in note
 
 
 def test_settings_without_a_name_are_those_of_the_sentinel_that_is_taken(job: Job) -> None:

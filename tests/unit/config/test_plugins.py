@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gcore_testing.installed import InstalledPlugins
@@ -13,6 +14,7 @@ from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 HEAD = "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
 RUN = RunFacts(name="r", directory="/r", steps=1, config={})
+JOB: Any = object()
 
 
 def load(*names: str) -> Plugins:
@@ -273,10 +275,12 @@ def test_check_collects_the_problems_of_all_plugins_and_cannot_change_the_plan(
     )
     add(installed, "two", "@hookimpl\ndef gcore_check(plan):\n    raise ValueError('no')")
     add(installed, "three", "@hookimpl\ndef gcore_check(plan):\n    return None")
+    add(installed, "four", "@hookimpl\ndef gcore_check(job):\n    yield f'c: {job}.'")
     config = {"a": {"b": 1}}
-    assert load("one", "two", "three").check(config) == [
+    assert load("one", "two", "three", "four").check(config, JOB) == [
         "a.b: bad. [plugin one]",
         "gcore_check raised ValueError: no [plugin two]",
+        f"c: {JOB}. [plugin four]",
     ]
     assert config == {"a": {"b": 1}}
 
@@ -293,7 +297,7 @@ def test_checks_of_files_are_told_whether_workers_start_here_and_cannot_change_t
         "a.b: False. [plugin one]",
         "gcore_check_files raised ValueError: no [plugin two]",
     ]
-    assert plugins.check(config) == []
+    assert plugins.check(config, JOB) == []
     assert config == {"a": {"b": 1}}
 
 

@@ -22,9 +22,6 @@ class Talkative:
     def requires(self) -> frozenset[str]:
         return frozenset({"old_logp"})
 
-    def compares_samples(self) -> bool:
-        return True
-
     def samples_alike(self) -> str:
         return "temperature=0"
 
@@ -49,9 +46,6 @@ class Talkative:
     def shows_images(self) -> bool:
         return True
 
-    def adapts(self) -> bool:
-        return True
-
     def reads_rewards(self) -> frozenset[str]:
         return frozenset({"exact"})
 
@@ -71,11 +65,9 @@ class Talkative:
 def test_a_config_without_an_ability_gets_the_documented_default() -> None:
     silent = Silent()
     assert abilities.required_by(silent) == frozenset()
-    assert abilities.compares_samples(silent) is False
     assert abilities.samples_alike(None) == ""
     assert abilities.logprob_band(silent, None) == 1e-3
     assert abilities.takes_stale(silent) is False
-    assert abilities.adapts(silent) is False
     assert abilities.rewards_read_by(silent) == frozenset()
     assert abilities.replica_slots(silent) == 1
     assert abilities.keeps_weights(silent) is True
@@ -91,11 +83,9 @@ def test_a_config_without_an_ability_gets_the_documented_default() -> None:
 def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
     talkative = Talkative()
     assert abilities.required_by(talkative) == {"old_logp"}
-    assert abilities.compares_samples(talkative) is True
     assert abilities.samples_alike(talkative) == "temperature=0"
     assert abilities.logprob_band(talkative, Silent()) == 0.5
     assert abilities.takes_stale(talkative) is True
-    assert abilities.adapts(talkative) is True
     assert abilities.rewards_read_by(talkative) == {"exact"}
     assert abilities.replica_slots(talkative) == 4
     assert abilities.keeps_weights(talkative) is False
@@ -110,7 +100,7 @@ def test_the_answer_of_a_config_with_an_ability_is_used() -> None:
 
 
 def test_every_ability_belongs_to_existing_kinds() -> None:
-    assert len(ABILITIES) == 27
+    assert len(ABILITIES) == 24
     for ability in ABILITIES:
         assert ability.kinds and ability.kinds <= KINDS.keys()
 

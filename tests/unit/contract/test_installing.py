@@ -16,6 +16,7 @@ import gcore_core
 from gcore_core import cli
 from gcore_core.config import catalog
 from gcore_core.config.homes import NO_PLUGINS
+from gcore_core.config.plan import read_plan
 from gcore_core.contract import installing
 from gcore_core.contract.errors import PluginNotFound
 from gcore_core.contract.installing import install_command, install_words, is_offered
@@ -165,6 +166,20 @@ def test_a_plugin_that_lies_in_the_checkout_is_offered_where_it_is_named() -> No
     assert caught.value.todo == f"to add it: {install_command('gcore-vllm')}"
 
 
+def test_all_plugins_that_a_job_lacks_are_named_at_once() -> None:
+    core = catalog._Found(plugin=catalog.scan().get("core", where=""), requires=None)
+    alone = catalog.Catalog([core], "0.3.0", disabled=False)
+    with pytest.raises(PluginNotFound) as caught:
+        read_plan(ROOT / "recipes/quickstart.yaml", ["balance.use=powr"], alone)
+    assert str(caught.value).splitlines() == [
+        "plugins.report, advantage.use, balance.use, roles.policy.use: no plugins named 'report', "
+        "'algorithms', 'powr', 'torch' are installed.",
+        "  installed: core",
+        f"  to add them: {install_command('gcore-report', 'gcore-algorithms', 'gcore-torch')}",
+        "  no distribution of G-Core brings 'powr'; list: g-core plugins",
+    ]
+
+
 @pytest.mark.parametrize("name", NO_PLUGINS)
 def test_nothing_is_to_be_installed_that_brings_no_such_plugin(name: str) -> None:
     """A distribution of that name is of the project, and has other plugins or none."""
@@ -174,7 +189,7 @@ def test_nothing_is_to_be_installed_that_brings_no_such_plugin(name: str) -> Non
     for installed in (catalog.scan(), catalog.scan([])):
         with pytest.raises(PluginNotFound) as caught:
             installed.get(name, where="roles.policy.use")
-        said = f"gcore-{name} brings no such plugin; list: g-core plugins"
+        said = f"gcore-{name} brings no plugin {name!r}; list: g-core plugins"
         assert caught.value.todo == said
 
 
@@ -184,7 +199,7 @@ def test_nothing_is_to_be_installed_that_is_installed() -> None:
     rows = [catalog._Found(plugin=old, requires=None, clashes=())]
     with pytest.raises(PluginNotFound) as caught:
         catalog.Catalog(rows, "0.3.0", disabled=False).get("trace", where="plugins")
-    assert caught.value.todo == "gcore-report brings no such plugin; list: g-core plugins"
+    assert caught.value.todo == "gcore-report brings no plugin 'trace'; list: g-core plugins"
 
 
 @pytest.mark.parametrize("name", ["job", "load", "train"])

@@ -79,59 +79,6 @@ def test_a_part_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
     ]
 
 
-ADAPTS = """
-from dataclasses import dataclass
-
-from gcore_core import hookimpl
-from gcore_core.contract import providers as p
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptingConfig:
-    target: float = 0.0
-
-    def adapts(self) -> bool:
-        return self.target > 0
-
-
-@hookimpl
-def gcore_objectives():
-    yield p.ObjectiveProvider(
-        summary="-", factory="gcore_testing.fake:FakeObjective", config=AdaptingConfig
-    )
-
-
-@hookimpl
-def gcore_trainers():
-    yield p.TrainerProvider(summary="-", factory="gcore_testing.fake:FakeTrainer")
-"""
-
-
-@pytest.mark.parametrize(
-    ("trainer", "target", "is_refused"),
-    [("adapting", 0.5, True), ("adapting", 0.0, False), ("fake", 0.5, False)],
-)
-def test_an_objective_that_adapts_needs_a_trainer_that_shows_it_steps(
-    tmp_path: Path, trainer: str, target: float, is_refused: bool
-) -> None:
-    whole = runs.job(objective={"use": "adapting", "config": {"target": target}})
-    whole["roles"]["policy"] = {"use": trainer}
-    whole["local"] = [str(runs.FAKE), "adapting.py"]
-    (tmp_path / "adapting.py").write_text(ADAPTS)
-    file = tmp_path / "job.yaml"
-    file.write_text(json.dumps(whole))
-    if not is_refused:
-        load_plan(file)
-        return
-    with pytest.raises(ConfigError) as caught:
-        load_plan(file)
-    assert caught.value.facts["problems"] == [
-        "objective: adapting adapts its loss to what steps measure, and trainer adapting shows it "
-        "none and saves no state of it; take a trainer that does, or settings under which it stays "
-        "as it is."
-    ]
-
-
 def test_a_program_that_uses_an_advantage_must_declare_it() -> None:
     from gcore_core.controllers.context import ControllerContext
 

@@ -8,8 +8,9 @@ from typing import Any
 from gcore_algorithms.offline import config
 from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.job_settings import ROLLOUT
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.looking import Look
+from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import (
     ControllerProvider,
     DatasetProvider,
@@ -119,8 +120,8 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
 
 
 @hookimpl
-def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields a problem where step program, reader and objective do not belong together."""
+def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
+    """Yields a problem where step program, reader, objective and trainer do not belong together."""
     program = _own(plan["controller"]["use"])
     objective = _own((plan.get("objective") or {}).get("use"))
     reader = _own(plan["roles"].get("rollout", {}).get("use"))
@@ -147,6 +148,12 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
         yield f"roles.rollout.use: this run samples nothing; set it to {use}, which reads rows."
     if plan["placement"]["sleep_in_training"] == "always":
         yield "placement.sleep_in_training: a reader of rows cannot sleep; leave it out."
+    trainer = job.provided[f"roles.{POLICY}"]
+    if plan["evaluation"]["data"] and "evaluate" not in trainer.spec.capabilities:
+        yield (
+            f"evaluation.data: {trainer.reference}, which roles.{POLICY} uses, cannot compute a "
+            "loss without an update; leave the evaluation out, or take another trainer."
+        )
 
 
 @hookimpl

@@ -5,10 +5,11 @@ import struct
 from pathlib import Path
 
 import pytest
+from gcore_tools.export.of_run import export
 
 from gcore_core import cli
 from gcore_core.contract.errors import ConfigError, DataError
-from gcore_core.run.export import INDEX, export, tensor_names
+from gcore_core.run.saved_weights import INDEX, tensor_names
 
 
 def _safetensors(path: Path, header: dict[str, object], data: bytes) -> None:
