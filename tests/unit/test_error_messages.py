@@ -58,9 +58,9 @@ from gcore_core.node.launchers import InlineLauncher
 from gcore_core.run import directory as run_directory
 from gcore_core.run import start
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints
-from gcore_core.run.machines_left import place_run
-from gcore_core.run.restarts import Restarts
+from gcore_core.run.machines import place_run
 from gcore_core.run.saved_weights import weights_sha256
+from gcore_core.run.worker_exits import Restarts
 from gcore_core.runtime.main_thread import ThreadedLimits
 from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
 from gcore_core.wire import sockets, tls
