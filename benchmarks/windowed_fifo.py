@@ -108,5 +108,4 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         config=FifoConfig,
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
-        overlaps=True,
     )

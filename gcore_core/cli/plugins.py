@@ -31,7 +31,7 @@ _NOT_IMPORTED = (
 _EPILOG = """\
 actions:
   list         every plugin with its state; --python: of another interpreter
-  show NAME    providers, capabilities, settings, engine requirements
+  show NAME    providers, traits, settings, engine requirements
   check [NAME] import it, in a process of its own, and say what is wrong; without NAME: every plugin
 
 to begin a plugin: g-core new
@@ -239,9 +239,9 @@ def inspect_plugin(name: str) -> Report:
 
     Its provider hooks are called, its config classes are tried and its factories are imported.
     """
-    from gcore_core.config.plugin_description import find
+    from gcore_core.config.plugin_description import default_traits, find
     from gcore_core.config.plugins import Plugins
-    from gcore_core.config.unwritten import REQUIRED, unwritten
+    from gcore_core.config.unwritten import optional_methods, unwritten
     from gcore_core.contract.errors import GcoreError
 
     report = Report()
@@ -259,11 +259,14 @@ def inspect_plugin(name: str) -> Report:
             "job then pays for.\n"
             "  import it in the module that a factory names, or inside a function"
         )
-    places = list(unwritten(f"{plugin.module}:", frozenset()))
+    places = list(unwritten(f"{plugin.module}:"))
     for item in plugins.provided_by(plugin.name):
         _check_provider(item, report)
-        required = REQUIRED.get(item.kind, frozenset())
-        places += unwritten(item.spec.factory, item.spec.capabilities | required)
+        traits = default_traits(item.spec.config)
+        report.problems += [
+            f"{item.kind} {item.reference}: {text}." for text in traits.misplaced(item.kind)
+        ]
+        places += unwritten(item.spec.factory, optional_methods(item.kind, traits))
     report.problems += [
         f"{place} raises NotImplementedError; write what it is to do."
         for place in dict.fromkeys(places)

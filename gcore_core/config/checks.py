@@ -80,14 +80,14 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
         *_workers(settings),
         *_cluster(settings),
         *_owned_replicas(settings, objects),
-        *_judges(settings, provided),
+        *_judges(settings, provided, objects),
         *_models(settings),
     ]
     problems += _uncalled(settings, provided)
     problems += _rewards(settings, provided, objects)
-    problems += _sleeping_trainers(settings, provided)
+    problems += _sleeping_trainers(settings, provided, objects)
     problems += _named_rewards(settings, objects)
-    problems += _asked_alone(settings, provided)
+    problems += _asked_alone(settings, provided, objects)
     role_providers = _role_providers(plugins)
     columns = {
         name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
@@ -101,13 +101,13 @@ def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
     problems += _own_columns(settings, objects, columns)
     for path in ("advantage", *_objectives(settings, provided)):
         problems += _requirements(path, objects, settings, provided, columns, role_providers)
-    problems += _token_logprobs(objects.get("objective"), provided)
+    problems += _token_logprobs(provided, objects)
     problems += _routing(provided, objects)
     roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
     for name, reward in settings.rewards.items():
         roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
     for path, roles in roles_that_read.items():
-        problems += _images(path, objects.get(path), provided, roles)
+        problems += _images(path, provided, objects, roles)
     problems += _replicas(settings, objects)
     problems += _remote_code(settings)
     return problems
@@ -310,7 +310,9 @@ def _workers(settings: JobSettings) -> Iterator[str]:
             )
 
 
-def _judges(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
+def _judges(
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
+) -> Iterator[str]:
     """Rewards that ask a model and the generators that answer them fit together.
 
     A reward that asks a model names a generator, and no other reward names a role. Every generator
@@ -319,15 +321,15 @@ def _judges(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> It
     answer = {name for name in settings.roles if provided[f"roles.{name}"].kind == "generator"}
     judges = set()
     for name, reward in settings.rewards.items():
-        spec = provided[f"rewards.{name}"].spec
+        asks = traits_of(objects.get(f"rewards.{name}")).asks
         role = reward.role
         judges.add(role)
-        if role is None and getattr(spec, "asks", False):
+        if role is None and asks:
             yield (
                 f"rewards.{name}.role: {reward.use} asks a model; name the role that runs "
                 "it, such as role: judge."
             )
-        elif role is not None and not getattr(spec, "asks", False):
+        elif role is not None and not asks:
             yield f"rewards.{name}.role: {reward.use} asks no model; leave it out."
         elif role is not None and role not in answer:
             guess = did_you_mean(role, sorted(answer))
@@ -390,19 +392,20 @@ def _model_of(
 
 
 def _images(
-    path: str, settings: Any, provided: Mapping[str, ChosenProvider], roles: Sequence[str]
+    path: str,
+    provided: Mapping[str, ChosenProvider],
+    objects: Mapping[str, Any],
+    roles: Sequence[str],
 ) -> Iterator[str]:
     """Roles that are shown images can take them.
-
-    The settings of a dataset or reward say by ``shows_images()`` that there are images.
 
     path: where the dataset or reward is chosen.
     roles: names of the roles that its images are shown to.
     """
-    if not traits_of(settings).shows_images:
+    if not traits_of(objects.get(path)).shows_images:
         return
     for role in (f"roles.{name}" for name in roles):
-        if role in provided and "images" not in provided[role].spec.capabilities:
+        if role in provided and not traits_of(objects.get(role)).images:
             use = provided[role].reference
             yield (
                 f"{path}: its prompts have images, and {use}, which {role} uses, takes no "
@@ -439,18 +442,18 @@ def _rewards(
 
 
 def _sleeping_trainers(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider]
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
 ) -> Iterator[str]:
     """Trainers that are to sleep can."""
     if settings.placement.sleep_in_rollout != "always":
         return
     for name in settings.roles:
         role = provided[f"roles.{name}"]
-        if role.kind == "trainer" and "sleep" not in role.spec.capabilities:
+        if role.kind == "trainer" and not traits_of(objects.get(f"roles.{name}")).sleeps:
             yield (
                 f"placement.sleep_in_rollout: always, but trainer {role.reference}, which "
                 f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
-                "capability sleep."
+                "trait sleeps."
             )
 
 
@@ -465,7 +468,9 @@ def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterato
             )
 
 
-def _asked_alone(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
+def _asked_alone(
+    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
+) -> Iterator[str]:
     """Only a reward that is a plain function of one record is asked for a score alone.
 
     Of others that ask no model of the run, it is known when their worker has made them.
@@ -474,8 +479,9 @@ def _asked_alone(settings: JobSettings, provided: Mapping[str, ChosenProvider]) 
         spec = provided[f"rewards.{name}"].spec
         if not reward.alone_every or not isinstance(spec, RewardProvider):
             continue
-        if spec.level == "group" or spec.asks:
-            sees = "asks a model" if spec.asks else "sees the records of a prompt together"
+        asks = traits_of(objects.get(f"rewards.{name}")).asks
+        if spec.level == "group" or asks:
+            sees = "asks a model" if asks else "sees the records of a prompt together"
             yield (
                 f"rewards.{name}.alone_every: {reward.use} {sees}; only a plain function of one "
                 "record is asked for a score alone. Leave it out."
@@ -544,16 +550,19 @@ def _widths(
                 )
 
 
-def _token_logprobs(objective: Any, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
+def _token_logprobs(
+    provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
+) -> Iterator[str]:
     """A trainer that does not compute log-probs of other tokens is not asked for them."""
     policy = provided.get(f"roles.{POLICY}")
-    needed = sorted(name for name in traits_of(objective).requires if name.startswith(LOGP_OF))
-    if not needed or policy is None or "logprobs.tokens" in policy.spec.capabilities:
+    required = traits_of(objects.get("objective")).requires
+    needed = sorted(name for name in required if name.startswith(LOGP_OF))
+    if not needed or policy is None or traits_of(objects.get(f"roles.{POLICY}")).token_logprobs:
         return
     yield (
         f"objective: requires {needed[0]!r}, log-probs of other tokens than the actions, and "
         f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
-        "with the capability logprobs.tokens, such as torch, or an objective that needs none."
+        "with the trait token_logprobs, such as torch, or an objective that needs none."
     )
 
 
@@ -562,17 +571,12 @@ def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any])
     rollout = provided.get(f"roles.{ROLLOUT}")
     if rollout is None or not traits_of(objects.get(f"roles.{POLICY}")).needs_routing:
         return
-    policy = f"{provided[f'roles.{POLICY}'].reference}, which roles.{POLICY} uses"
-    if "routing" not in rollout.spec.capabilities:
+    if not traits_of(objects.get(f"roles.{ROLLOUT}")).routing:
         yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} does not say which experts computed a "
-            f"token, and {policy}, is to replay them; take a generator with the capability "
-            "routing, such as torch, or set roles.policy.config not to need them."
-        )
-    elif not traits_of(objects.get(f"roles.{ROLLOUT}")).gives_routing:
-        yield (
-            f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
-            f"experts computed a token, and {policy}, is to replay them; have it say so."
+            f"roles.{ROLLOUT}.use: {rollout.reference} does not say under these settings which "
+            f"experts computed a token, and {provided[f'roles.{POLICY}'].reference}, which "
+            f"roles.{POLICY} uses, is to replay them; take a generator with the trait routing, "
+            "such as torch, or settings that have it, or set roles.policy.config not to need them."
         )
 
 
@@ -610,7 +614,7 @@ def _learners(
     for name, node in settings.roles.items():
         path = f"roles.{name}"
         if name != POLICY and provided[path].kind == "trainer":
-            yield from _learner(name, provided, roles[name], required)
+            yield from _learner(name, provided, objects, roles[name], required)
             if node.head_start and _level(provided) != "action":
                 yield (
                     f"{path}.head_start: needs an advantage that is computed for each action, such "
@@ -626,7 +630,11 @@ def _learners(
 
 
 def _learner(
-    name: str, provided: Mapping[str, ChosenProvider], role: RoleProvider, required: frozenset[str]
+    name: str,
+    provided: Mapping[str, ChosenProvider],
+    objects: Mapping[str, Any],
+    role: RoleProvider,
+    required: frozenset[str],
 ) -> Iterator[str]:
     """A trainer besides the policy has an objective and, where its role gives columns, a use.
 
@@ -638,10 +646,10 @@ def _learner(
     names = [column.name for column in role.column_specs]
     if not names:
         return
-    if "annotate" not in provided[path].spec.capabilities:
+    if not traits_of(objects.get(path)).annotates:
         yield (
             f"{path}.use: {provided[path].reference} gives no columns, and this role must give "
-            f"{', '.join(names)}; take a trainer with the capability annotate, such as torch."
+            f"{', '.join(names)}; take a trainer with the trait annotates, such as torch."
         )
     if not required & frozenset(names):
         yield (
@@ -658,10 +666,10 @@ def _value_heads(
         item = provided.get(f"roles.{role}")
         if item is None or "values" not in traits_of(objects.get(path)).requires:
             continue
-        if "values" not in item.spec.capabilities:
+        if not traits_of(objects.get(f"roles.{role}")).value_head:
             yield (
                 f"roles.{role}.use: {item.reference} has no value head, which {path} "
-                f"({provided[path].reference}) trains; take a trainer with the capability values, "
+                f"({provided[path].reference}) trains; take a trainer with the trait value_head, "
                 "such as torch."
             )
 
@@ -744,8 +752,8 @@ def _lacks_value_head(
     """Whether an objective of values is trained by a trainer without a value head."""
     if path == "advantage" or "values" not in traits_of(objects.get(path)).requires:
         return False
-    trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
-    return trainer is not None and "values" not in trainer.spec.capabilities
+    trainer = f"roles.{_objectives(settings, provided)[path]}"
+    return trainer in provided and not traits_of(objects.get(trainer)).value_head
 
 
 def _from_trainer(

@@ -11,13 +11,15 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
 from gcore_core.config import catalog
 from gcore_core.config.interpreters import Interpreter
 from gcore_core.config.plugins import Provided, local_plugin
+from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.traits import Traits, traits_of
 
 _FIELD_LINE = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
@@ -40,7 +42,7 @@ def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
         "name": item.reference,
         "summary": item.spec.summary,
         "factory": item.spec.factory,
-        "capabilities": sorted(item.spec.capabilities),
+        "traits": set_traits(default_traits(item.spec.config)),
         "needs": [
             {"requirement": need, "met": need not in unmet, "found": unmet.get(need)}
             for need in item.spec.needs
@@ -49,13 +51,35 @@ def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
     }
 
 
+def default_traits(config: type | None) -> Traits:
+    """Returns the traits under default settings; none where a setting has to be given."""
+    try:
+        return traits_of(config() if config else None)
+    except (TypeError, ValueError, GcoreError):
+        return Traits()
+
+
+def set_traits(traits: Traits) -> dict[str, Any]:
+    """Returns the fields that say what a provider has, as plain values."""
+    nothing = Traits()
+    found = {field.name: getattr(traits, field.name) for field in dataclasses.fields(Traits)}
+    return {
+        name: sorted(value) if isinstance(value, Set) else value
+        for name, value in found.items()
+        if value != getattr(nothing, name)
+    }
+
+
 def text(item: dict[str, Any]) -> Iterator[str]:
     """Writes lines for a person."""
     yield f"{item['kind']} {item['name']}: {item['summary']}"
     if item["factory"]:
         yield f"  factory: {item['factory']}"
-    if item["capabilities"]:
-        yield f"  capabilities: {', '.join(item['capabilities'])}"
+    if item["traits"]:
+        words = [
+            name if value is True else f"{name}={value}" for name, value in item["traits"].items()
+        ]
+        yield f"  traits: {', '.join(words)}"
     for need in item["needs"]:
         state = "met" if need["met"] else f"NOT met: found {need['found'] or 'none'}"
         yield f"  needs {need['requirement']} ({state})"

@@ -11,22 +11,27 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from gcore_core.contract.providers import CAPABILITIES
-
-#: kind -> what each of its backends must do, though the word is a capability of another kind.
-REQUIRED = {"annotator": frozenset({"annotate"})}
+from gcore_core.contract.traits import Traits, methods_of, protocols_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def unwritten(reference: str, claimed: frozenset[str]) -> Iterator[str]:
+def optional_methods(kind: str, traits: Traits) -> frozenset[str]:
+    """Returns the methods that a backend of a kind may lack, since its traits do not claim them."""
+    methods = {"abort"} if not traits.abort else set()
+    for name, protocol in protocols_of(kind).items():
+        if not getattr(traits, name):
+            methods |= {*methods_of(protocol)}
+    return frozenset(methods)
+
+
+def unwritten(reference: str, optional: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yields "file:line: name" of each such function in the module that a reference names.
 
-    Of classes, the methods of the named one count: others may be there to be derived from. A method
-    that only a capability needs is left out where that is not claimed.
+    Of classes, the methods of the named one count: others may be there to be derived from.
 
     reference: ``"module:attribute"``, of a class or a function.
-    claimed: the provider's capabilities, and what its kind requires.
+    optional: methods that need not be written.
     """
     source, _, name = reference.rpartition(":")
     for node in _body(source):
@@ -34,7 +39,7 @@ def unwritten(reference: str, claimed: frozenset[str]) -> Iterator[str]:
             yield from _named(source, node, node.name)
         elif isinstance(node, ast.ClassDef) and node.name == name:
             for method in node.body:
-                if isinstance(method, _Function) and method.name not in CAPABILITIES - claimed:
+                if isinstance(method, _Function) and method.name not in optional:
                     yield from _named(source, method, f"{name}.{method.name}")
 
 

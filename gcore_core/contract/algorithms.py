@@ -79,9 +79,9 @@ class Objective(Protocol):
         logp@COLUMN float32[A, k]: only if required; the log-probs, at the place of each action and
             at its record's temperature, of the k tokens that the role's column COLUMN names
 
-    An objective that requires "values" trains a model with a value head (capability "values"). What
-    lies flat is then not actions but states, S = A + R of them: of each record the state before
-    each action, in order, and then the state after the last one. ``columns`` always has:
+    An objective that requires "values" trains a model with a value head (``Traits.value_head``).
+    What lies flat is then not actions but states, S = A + R of them: of each record the state
+    before each action, in order, and then the state after the last one. ``columns`` always has:
         record int64[S]: the record of each state, 0..R-1
         mask bool[S]: whether the action after the state is trained on; false at a record's last
             state, which no action follows
@@ -125,7 +125,7 @@ class Objective(Protocol):
 class MakesAdvantages(Protocol):
     """Says by which advantages an objective's loss goes, where it has others than the column's.
 
-    No capability: a trainer asks an objective that has the method, where it checks that the loss
+    No trait: a trainer asks an objective that has the method, where it checks that the loss
     raises the log-probs of actions whose advantage is positive.
     """
 
@@ -330,7 +330,7 @@ class Balancer(Protocol):
 
 @runtime_checkable
 class LearnsCosts(Protocol):
-    """Learns costs from measured times: capability "costs.learned" of a balancer."""
+    """Learns costs from measured times: trait ``learns_costs`` of a balancer."""
 
     def observe(self, loads: Sequence[Work], seconds: np.ndarray) -> float | None:
         """Learns from the times of a step.
@@ -348,7 +348,7 @@ class LearnsCosts(Protocol):
 class KeepsCosts(Protocol):
     """Lets a resumed run go on with what a balancer has learned.
 
-    A balancer with the capability "costs.learned" may do without.
+    A balancer with the trait ``learns_costs`` may do without.
     """
 
     def state(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gcore_core.contract.trainer import TrainRecord
 class Annotates(Protocol):
     """Gives per-action columns.
 
-    Also capability "annotate" of a trainer, whose role then names the columns. It is called on all
+    Also trait ``annotates`` of a trainer, whose role then names the columns. It is called on all
     ranks at once in the preparation of a step, before ``Trainer.prepare``; each rank gets the
     records that it will train on, and may get none.
     """

@@ -1,7 +1,7 @@
 """Defines what the core calls on a backend that samples. Arrays are numpy.
 
-An optional ability is a protocol of its own, implemented if and only if the description claims the
-capability of that name.
+What is optional is a protocol of its own, implemented if and only if ``traits()`` of the config
+claims it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SampleRequest:
     greedy: the most probable action each time, instead of a draw.
     attempt: how often it was asked for and lost before.
     images: uint8[H, W, C] each, for places of the prompt after those of ``prompt.images``;
-        only with the capability "images".
+        only with the trait ``images``.
     """
 
     ordinal: int
@@ -95,7 +95,7 @@ class Generator(Protocol):
         ended meanwhile has the status that it ended with. Keys of samples that do not run are
         ignored.
 
-        Capability "abort". It is called before a sleep, with samples that nobody waits for.
+        Trait ``abort``. It is called before a sleep, with samples that nobody waits for.
         """
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Generator(Protocol):
 
 @runtime_checkable
 class ReceivesWeights(Protocol):
-    """Takes new weights, a few tensors at a time: capability "weights.push".
+    """Takes new weights, a few tensors at a time: trait ``receives_weights``.
 
     Between ``begin_weights`` and ``commit_weights`` no ``step`` is called. A push that breaks off
     is begun again from the start. Of tied weights only one comes, under the name that a checkpoint
@@ -117,7 +117,7 @@ class ReceivesWeights(Protocol):
         Raises WeightMismatch, naming the tensor, for a plan of another model; and for a plan that
         is older than ``version``.
 
-        With the capability "weights.adapter" the plan may bring an adapter (``plan.adapter``). The
+        With the trait ``adapters`` the plan may bring an adapter (``plan.adapter``). The
         generator then samples with its base, as its model's files have it, and this adapter alone:
         whatever earlier pushes brought is gone. It raises WeightMismatch for an adapter of another
         base.
@@ -135,7 +135,7 @@ class ReceivesWeights(Protocol):
 
 @runtime_checkable
 class Fingerprints(Protocol):
-    """Lets what the generator holds be compared with a push: capability "weights.fingerprint"."""
+    """Lets what the generator holds be compared with a push: trait ``fingerprints``."""
 
     def fingerprint(self) -> dict[str, int]:
         """Returns Hugging Face name -> xxh3-64 of the bytes that it holds.
@@ -146,7 +146,7 @@ class Fingerprints(Protocol):
 
 @runtime_checkable
 class Sleeps(Protocol):
-    """Gives its memory to others for a while: capability "sleep".
+    """Gives its memory to others for a while: trait ``sleeps``.
 
     Samples that run keep what they have and go on after the wake, read again. Asleep, ``step`` and
     a weight push raise an error that says so; a second ``sleep``, or ``wake`` of one that is awake,
@@ -168,7 +168,7 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class ScoresLogprobs(Protocol):
-    """Computes log-probs of given actions: capability "logprobs" of a generator or a trainer.
+    """Computes log-probs of given actions: trait ``scores_logprobs`` of a generator or a trainer.
 
     Where a run's records are not fresh, both sides are asked after a push, about the same records
     under the same weights, and a step check compares their answers.
@@ -188,7 +188,7 @@ class ScoresLogprobs(Protocol):
 class ExplainsGaps(Protocol):
     """Says why the log-probs that it gave are not the trainer's; asked only after an alarm.
 
-    No capability: a generator that has the method is asked.
+    No trait: a generator that has the method is asked.
     """
 
     def explain_gaps(self, records: Sequence[Compared]) -> list[Finding]:

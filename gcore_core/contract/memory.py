@@ -19,7 +19,7 @@ from typing import Any, Literal
 #: What a run does in turn. Generators sample in ``rollout``; trainers compute what a loss needs in
 #: ``preparation`` and update in ``training``; ``push`` brings the new weights to generators.
 PHASES = ("rollout", "preparation", "training", "push")
-#: Stands for every phase in which the worker sleeps; of backends with the capability "sleep".
+#: Stands for every phase in which the worker sleeps; of backends with the trait ``sleeps``.
 ASLEEP = "asleep"
 #: Shared memory that a weight push goes through, where a step program's settings say nothing else.
 PUSH_BYTES = 256 << 20

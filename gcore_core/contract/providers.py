@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ContractError
-from gcore_core.contract.traits import wrong_methods
+from gcore_core.contract.traits import refuse_former_words, wrong_methods
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -26,7 +27,7 @@ CALLS: Mapping[str, frozenset[str]] = {
     "annotator": frozenset({"annotate"}),
     "scorer": frozenset({"score"}),
 }
-#: What it can call besides, on backends that claim the capability of that name.
+#: What it can call besides, on trainers with the trait ``evaluates``.
 FURTHER_CALLS: Mapping[str, frozenset[str]] = {"trainer": frozenset({"evaluate"})}
 #: Parts of a job that a step program may need: "generation" is the role rollout, "rewards" at least
 #: one reward, the others are sections.
@@ -36,48 +37,6 @@ ROLE_KINDS = ("trainer", "generator", "annotator")
 #: The columns that generators write; no role may give one of these names.
 RECORD_COLUMNS = frozenset(
     {"prompt_ids", "action_ids", "logp", "action_mask", "temperature", "text", "version"}
-)
-
-#: Abilities the core knows; a private one is written ``<plugin>:<word>``. A claim is a promise that
-#: the kit tests.
-CAPABILITIES = frozenset(
-    {
-        "abort",  # unfinished samples can be ended with partial results
-        # a trainer that computes advantages of level "action" on its ranks (ActionAdvantage)
-        "advantages.action",
-        "annotate",  # a trainer that gives per-action columns too, such as a critic (Annotates)
-        "costs.learned",  # a balancer that learns costs from measured seconds (LearnsCosts)
-        # the same seed gives the same tokens bit for bit when `deterministic` is set
-        "determinism",
-        "evaluate",  # a trainer that computes its objective without an update (EvaluatesLoss)
-        "images",  # accepts image inputs
-        "logprobs",  # a generator or a trainer that can score given actions (ScoresLogprobs)
-        # a trainer that gives its log-probs under the weights that a step begins with
-        "logprobs.compared",  # (ComparesLogprobs)
-        # a trainer that gives an objective log-probs of other tokens than the actions, which a
-        "logprobs.tokens",  # column names ("logp@COLUMN" of Objective)
-        # a trainer that shows an objective its steps and saves its state (AdaptsToSteps)
-        "objective.adapts",
-        # a generator whose records of a mixture of experts say which experts computed each token
-        "routing",  # (column "routing", GivesRouting)
-        # a trainer that trains on while its state is written (SavesInBackground)
-        "save.background",
-        "sharding",  # a trainer that takes more than one slot
-        # one whose ranks may be on several nodes (WorkerContext.meeting_address)
-        "sharding.nodes",
-        # can give its memory back and take it again: a generator (Sleeps), a trainer
-        "sleep",  # (SleepsInRollout)
-        "values",  # a trainer whose model gets a value head where its objective requires values
-        # a trainer that can push a LoRA adapter alone (SendsAdapter), or a generator that puts it
-        # on its base (WeightPlan.adapter, TakesAdapters)
-        "weights.adapter",
-        # its pushes may go by other ways than shared memory (SendsDevice, ReceivesDevice)
-        "weights.device",
-        "weights.fingerprint",  # can hash the weights it holds (Fingerprints)
-        # a generator whose samples go on through a push, read again under the new weights
-        "weights.midway",
-        "weights.push",  # follows the policy's weights (ReceivesWeights)
-    }
 )
 
 
@@ -90,8 +49,7 @@ class Provider:
     factory: ``"module:attribute"``; how and where it is called, its hook says
         (``gcore_core.contract.hookspecs``).
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. Its
-        methods may tell the core more, see ``gcore_core.contract.traits``.
-    capabilities: what it claims to be able to do, in words of ``CAPABILITIES``.
+        method ``traits`` may tell the core more, see ``gcore_core.contract.traits``.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
         when it is killed, as fnmatch reads them, such as ``("engine_queue_*",)``. The node agent
@@ -112,11 +70,14 @@ class Provider:
     summary: str
     factory: str
     config: type | None = None
-    capabilities: frozenset[str] = field(default_factory=frozenset)
     needs: tuple[str, ...] = ()
     shared_memory: tuple[str, ...] = ()
     memory: str = ""
     twin: str = ""
+
+    def __new__(cls, **given: Any) -> Self:
+        refuse_former_words(cls.__name__, given)
+        return super().__new__(cls)
 
     def problems(self, plugin: str) -> list[str]:
         """Returns the reasons why this description is not valid; none when it is."""
@@ -140,11 +101,6 @@ class Provider:
             for name in self.shared_memory
             if not _SHARED_NAME.match(name) or "/" in name
         ]
-        for word in sorted(self.capabilities - CAPABILITIES):
-            if not word.startswith(f"{plugin}:"):
-                problems.append(
-                    f"capability {word!r} is unknown; a private one starts with '{plugin}:'"
-                )
         return problems
 
 
@@ -156,17 +112,10 @@ class ControllerProvider(Provider):
         "scorer" is the worker of rewards. A role on which nothing is called is refused. Without
         "push" among a generator's, weights are never sent, and log-probs are not compared.
     parts: what a job under this program must have, see ``PARTS``; nothing is asked of the others.
-    overlaps: it has generators draw while trainers work. Placement policies are told
-        (``Window.overlaps``), and none may have roles take turns on a device.
-
-    Abilities of its config: ``updates_per_step``, ``groups_per_step``,
-        ``minibatches_per_step``, ``records_per_group``, ``largest_gap``,
-    ``pushes_nearby``, ``push_bytes``.
     """
 
     calls: Mapping[str, frozenset[str]]
     parts: frozenset[str] = PARTS
-    overlaps: bool = False
 
     def problems(self, plugin: str) -> list[str]:
         problems = super().problems(plugin)
@@ -236,10 +185,7 @@ class RoleProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementProvider(Provider):
-    """Describes a policy that decides which devices each role has in each phase.
-
-    Ability of its config: ``meters``.
-    """
+    """Describes a policy that decides which devices each role has in each phase."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +194,6 @@ class GeneratorProvider(Provider):
 
     columns: names of further per-action columns, float32[A], that all its records have, such as
         ``("label",)``. An objective may require those of the role rollout.
-
-    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``keeps_weights``,
-    ``takes_adapters``, ``gives_routing``, ``samples_alike``.
     """
 
     columns: tuple[str, ...] = ()
@@ -267,9 +210,6 @@ class TrainerProvider(Provider):
     opens: ``"module:attribute"`` of a function ``(directory: Path) -> object`` that opens weights
         which it exported, as the library's own model, for ``run.policy()`` in Python; "": nobody
         can.
-
-    Abilities of its config: ``logprob_band``, ``precision``, ``replica_slots``, ``needs_routing``,
-    ``own_columns``.
     """
 
     opens: str = ""
@@ -285,8 +225,6 @@ class TrainerProvider(Provider):
 class AnnotatorProvider(Provider):
     """Describes a model that gives per-action columns, such as a reference's or a teacher's
     log-probs.
-
-    Ability of its config: ``column_widths``.
     """
 
 
@@ -296,13 +234,9 @@ class RewardProvider(Provider):
 
     level: "record": each by itself, the moment it is finished; "group": all records of a prompt
         together.
-    asks: it has a generator role answer questions, which ``role:`` must name.
-
-    Ability of its config: ``shows_images``.
     """
 
     level: str = "record"
-    asks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +245,6 @@ class AdvantageProvider(Provider):
 
     level: "record": one number a record, in controllers. "action": one an action, on trainer ranks
         (``ActionAdvantage``); controllers give these the record's reward.
-
-    Abilities of its config: ``requires``, ``works_without_rewards``, ``reads_rewards``.
     """
 
     level: str = "record"
@@ -320,10 +252,7 @@ class AdvantageProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveProvider(Provider):
-    """Describes a loss, in torch, that runs inside a trainer rank.
-
-    Abilities of its config: ``requires``, ``takes_stale``.
-    """
+    """Describes a loss, in torch, that runs inside a trainer rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,18 +262,12 @@ class BalancerProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterProvider(Provider):
-    """Describes a filter, which says which groups teach.
-
-    Ability of its config: ``reads_rewards``.
-    """
+    """Describes a filter, which says which groups teach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerProvider(Provider):
-    """Describes a sampling program, which says how the records of a group are drawn.
-
-    Ability of its config: ``reads_rewards``.
-    """
+    """Describes a sampling program, which says how the records of a group are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,10 +298,7 @@ class ObserverProvider(Provider):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetProvider(Provider):
-    """Describes rows of prompts, opened where they are used.
-
-    Ability of its config: ``shows_images``.
-    """
+    """Describes rows of prompts, opened where they are used."""
 
 
 @dataclass(frozen=True, kw_only=True)

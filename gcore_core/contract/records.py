@@ -341,7 +341,7 @@ class WeightPlan(msgspec.Struct, frozen=True, array_like=True):
     tensors: every tensor, in the order in which they come.
     adapter: what the tensors are where they are an adapter's and not the model's. They are then
         named as in peft's files, ``base_model.model.<target>.lora_A.weight`` and ``lora_B``, of
-        each target A and then B. Only a generator with the capability "weights.adapter" gets such
+        each target A and then B. Only a generator with the trait ``adapters`` gets such
         a plan.
     """
 

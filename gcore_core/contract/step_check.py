@@ -61,7 +61,7 @@ class CheckedWorkers(Protocol):
     """Asks the workers of a run what a step check wants to know of them.
 
     generators: name of each replica, in order of their numbers.
-    both_score: whether trainer and generators can score given actions (capability ``logprobs``).
+    both_score: whether trainer and generators can score given actions (trait ``scores_logprobs``).
     """
 
     generators: Sequence[str]

@@ -121,7 +121,7 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class SendsAdapter(Protocol):
-    """Pushes a low-rank adapter in place of whole weights: capability "weights.adapter".
+    """Pushes a low-rank adapter in place of whole weights: trait ``adapters``.
 
     ``export_weights`` still gives the whole weights, with the adapter merged, to engines that
     cannot take the adapter alone.
@@ -145,7 +145,7 @@ class SendsAdapter(Protocol):
 
 @runtime_checkable
 class SavesInBackground(Protocol):
-    """Saves while training goes on: capability "save.background" of a trainer.
+    """Saves while training goes on: trait ``saves_in_background`` of a trainer.
 
     One save runs at a time. Other calls come between these two.
     """
@@ -165,7 +165,7 @@ class SavesInBackground(Protocol):
 
 @runtime_checkable
 class SleepsInRollout(Protocol):
-    """Gives its memory to others while generators draw: capability "sleep" of a trainer.
+    """Gives its memory to others while generators draw: trait ``sleeps`` of a trainer.
 
     Each rank is asked by itself, so neither method may use collectives. Asleep, whatever needs the
     weights raises an error that says so; a second ``sleep``, or ``wake`` of one that is awake, does
@@ -199,7 +199,7 @@ class StartLogprobs:
 class DiagnosesExport(Protocol):
     """Compares what it exports with what it holds; asked only after an alarm, on every rank.
 
-    No capability: a trainer that has the method is asked.
+    No trait: a trainer that has the method is asked.
     """
 
     def diagnose_export(self) -> list[Finding]:
@@ -211,7 +211,7 @@ class DiagnosesExport(Protocol):
 
 @runtime_checkable
 class ComparesLogprobs(Protocol):
-    """Gives the log-probs that a sentinel compares: capability "logprobs.compared" of a trainer."""
+    """Gives the log-probs that a sentinel compares: trait ``compares_logprobs`` of a trainer."""
 
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns what the last ``train`` computed before its first update, for each record.
@@ -224,7 +224,7 @@ class ComparesLogprobs(Protocol):
 
 @runtime_checkable
 class EvaluatesLoss(Protocol):
-    """Computes the objective on records without an update: capability "evaluate" of a trainer."""
+    """Computes the objective on records without an update: trait ``evaluates`` of a trainer."""
 
     def evaluate(
         self, records: Sequence[TrainRecord], advantages: np.ndarray

@@ -23,15 +23,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gcore_core.contract.errors import ContractError, GcoreError, did_you_mean
+from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.memory import PUSH_BYTES
 
 #: The page for authors of plugins that were written for an earlier version.
 MIGRATION = "docs/how-to/move-to-0.3.md"
 
 
-def _trait(default: Any, *kinds: str) -> Any:
-    """Returns a field that the config of a provider of these kinds may set."""
-    metadata = {"kinds": frozenset(kinds)}
+def _trait(default: Any, *kinds: str, **protocols: str) -> Any:
+    """Returns a field that the config of a provider of these kinds may set.
+
+    protocols: further kinds -> the protocol, as "module:name" of the contract, by which a backend
+        of the kind keeps the promise.
+    """
+    metadata = {"kinds": frozenset({*kinds, *protocols}), "protocols": protocols}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -62,23 +67,86 @@ class Traits:
     """How many slots one replica takes together: tensor x pipeline x context parallel. All workers
     of a trainer's replica get the same records."""
 
+    sleeps: bool = _trait(False, generator="generator:Sleeps", trainer="trainer:SleepsInRollout")
+    """It gives its memory back and takes it again."""
+
+    images: bool = _trait(False, "generator", "trainer")
+    """It takes prompts with images."""
+
+    scores_logprobs: bool = _trait(
+        False, generator="generator:ScoresLogprobs", trainer="generator:ScoresLogprobs"
+    )
+    """It scores given actions."""
+
+    adapters: bool = _trait(False, "generator", trainer="trainer:SendsAdapter")
+    """A push may bring a LoRA adapter alone, which a generator puts on its base
+    (``WeightPlan.adapter``)."""
+
+    device_weights: bool = _trait(
+        False, generator="weight_transfer:ReceivesDevice", trainer="weight_transfer:SendsDevice"
+    )
+    """Its pushes may go by other ways than shared memory."""
+
     # -- generators --------------------------------------------------------------------------------
+
+    receives_weights: bool = _trait(False, generator="generator:ReceivesWeights")
+    """It follows the policy's weights."""
+
+    midway_weights: bool = _trait(False, "generator")
+    """Its samples go on through a push, read again under the new weights."""
+
+    fingerprints: bool = _trait(False, generator="generator:Fingerprints")
+    """It hashes the weights that it holds."""
+
+    abort: bool = _trait(False, "generator")
+    """It ends unfinished samples and returns what there is of them."""
+
+    determinism: bool = _trait(False, "generator")
+    """The same seed gives the same tokens bit for bit when ``deterministic`` is set."""
+
+    routing: bool = _trait(False, "generator")
+    """Its records of a mixture of experts say which experts computed each token, in the column
+    "routing"."""
 
     drops_weights: bool = _trait(False, "generator")
     """It keeps no weights in host memory while it sleeps, so the core counts none there."""
-
-    takes_adapters: bool = _trait(True, "generator")
-    """A push may bring an adapter alone, where it claims the capability "weights.adapter"."""
-
-    gives_routing: bool = _trait(True, "generator")
-    """Records of a mixture of experts have the column "routing", where it claims the capability
-    "routing"."""
 
     samples_alike: str = _trait("", "generator")
     """Which setting makes all samples of a prompt alike, such as "temperature=0"; "": they may
     differ. The plugin of an advantage that compares samples refuses them."""
 
     # -- trainers ----------------------------------------------------------------------------------
+
+    action_advantages: bool = _trait(False, "trainer")
+    """It computes advantages of level "action" on its ranks (``ActionAdvantage``)."""
+
+    annotates: bool = _trait(False, trainer="annotator:Annotates")
+    """It gives per-action columns too, as a critic does."""
+
+    value_head: bool = _trait(False, "trainer")
+    """Its model gets a value head where its objective requires values."""
+
+    evaluates: bool = _trait(False, trainer="trainer:EvaluatesLoss")
+    """It computes its objective without an update."""
+
+    compares_logprobs: bool = _trait(False, trainer="trainer:ComparesLogprobs")
+    """It gives its log-probs under the weights that a step begins with."""
+
+    token_logprobs: bool = _trait(False, "trainer")
+    """It gives an objective log-probs of other tokens than the actions, which a column names
+    ("logp@COLUMN" of ``Objective``)."""
+
+    adapts_objective: bool = _trait(False, "trainer")
+    """It shows an objective its steps and saves its state (``AdaptsToSteps``)."""
+
+    saves_in_background: bool = _trait(False, trainer="trainer:SavesInBackground")
+    """It trains on while its state is written."""
+
+    sharding: bool = _trait(False, "trainer")
+    """It takes more than one slot."""
+
+    sharding_over_nodes: bool = _trait(False, "trainer")
+    """Its ranks may be on several nodes (``WorkerContext.meeting_address``)."""
 
     needs_routing: bool = _trait(False, "trainer")
     """It replays which experts computed a token; a generator that does not say so is refused."""
@@ -110,16 +178,28 @@ class Traits:
     reads_rewards: frozenset[str] = _trait(frozenset(), "advantage", "filter", "sampler")
     """The rewards that it reads by name; a job without one of them is refused."""
 
+    # -- balancers ---------------------------------------------------------------------------------
+
+    learns_costs: bool = _trait(False, balancer="algorithms:LearnsCosts")
+    """It learns costs from measured seconds."""
+
     # -- datasets and rewards ----------------------------------------------------------------------
 
     shows_images: bool = _trait(False, "dataset", "reward")
     """Its prompts have images, or it shows images to a role; the roles that see them must take
     images."""
 
+    asks: bool = _trait(False, "reward")
+    """It has a generator role answer questions, which ``role:`` must name."""
+
     downloads: bool = _trait(False, "dataset")
     """Opening it would ask a network. ``g-core check`` leaves it closed; a run opens it first."""
 
     # -- step programs -----------------------------------------------------------------------------
+
+    overlaps: bool = _trait(False, "controller")
+    """It has generators draw while trainers work. Placement policies are told
+    (``Window.overlaps``), and none may have roles take turns on a device."""
 
     updates_per_step: int = _trait(1, "controller")
     """The optimizer updates of one step, which a trainer's learning-rate schedule counts."""
@@ -219,8 +299,69 @@ FORMER_METHODS: Mapping[str, str] = {
         )
     },
     **dict.fromkeys(("adapts", "compares_samples", "cuts_samples"), ""),
+    "gives_routing": "routing",
     "keeps_weights": "drops_weights",
+    "takes_adapters": "adapters",
 }
+#: Words of descriptions of 0.2: capabilities, and flags -> the field that says it now.
+FORMER_WORDS: Mapping[str, str] = {
+    "abort": "abort",
+    "advantages.action": "action_advantages",
+    "annotate": "annotates",
+    "asks": "asks",
+    "costs.learned": "learns_costs",
+    "determinism": "determinism",
+    "evaluate": "evaluates",
+    "images": "images",
+    "logprobs": "scores_logprobs",
+    "logprobs.compared": "compares_logprobs",
+    "logprobs.tokens": "token_logprobs",
+    "objective.adapts": "adapts_objective",
+    "overlaps": "overlaps",
+    "routing": "routing",
+    "save.background": "saves_in_background",
+    "sharding": "sharding",
+    "sharding.nodes": "sharding_over_nodes",
+    "sleep": "sleeps",
+    "values": "value_head",
+    "weights.adapter": "adapters",
+    "weights.device": "device_weights",
+    "weights.fingerprint": "fingerprints",
+    "weights.midway": "midway_weights",
+    "weights.push": "receives_weights",
+}
+
+
+def refuse_former_words(description: str, given: Mapping[str, Any]) -> None:
+    """Raises ContractError where a description is given what traits say now.
+
+    description: the name of its class.
+    given: its arguments.
+    """
+    for word in ("capabilities", "overlaps", "asks"):
+        if word not in given:
+            continue
+        claimed = given[word] if word == "capabilities" else (word,)
+        fields_ = ", ".join(f"{FORMER_WORDS.get(one, one)}=True" for one in sorted(claimed))
+        raise ContractError(
+            f"{description} has no {word!r}; it is what traits() of the config class returns.",
+            todo=f"return Traits({fields_}), see {MIGRATION}",
+        )
+
+
+def protocols_of(kind: str) -> dict[str, type]:
+    """Returns trait -> the protocol by which a backend of a kind keeps it, where there is one."""
+    places = {item.name: item.metadata["protocols"].get(kind) for item in fields(Traits)}
+    return {
+        name: import_attribute(f"gcore_core.contract.{place}")
+        for name, place in places.items()
+        if place
+    }
+
+
+def methods_of(protocol: type) -> list[str]:
+    """Returns the names of a protocol's own methods."""
+    return [name for name in vars(protocol) if not name.startswith("_")]
 
 
 def wrong_methods(config: type) -> Iterator[str]:

@@ -97,7 +97,7 @@ class WeightReader(Protocol):
 
 @runtime_checkable
 class SendsDevice(Protocol):
-    """Pushes from device memory: capability "weights.device" of a trainer. Called on rank 0."""
+    """Pushes from device memory: trait ``device_weights`` of a trainer. Called on rank 0."""
 
     def push_writer(
         self, transport: str, offers: Sequence[Offers], path: Path, nbytes: int
@@ -123,7 +123,7 @@ class SendsDevice(Protocol):
 
 @runtime_checkable
 class ReceivesDevice(Protocol):
-    """Receives pushes in device memory: capability "weights.device" of a generator."""
+    """Receives pushes in device memory: trait ``device_weights`` of a generator."""
 
     def push_offers(self) -> Offers:
         """Returns the transports that it can use now.

@@ -62,7 +62,7 @@ class Publishing:
 
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
     generates ahead first calls ``Producer.drain``, or has generators that go on with samples
-    through a push (capability "weights.midway").
+    through a push (trait ``midway_weights``).
 
     version: of the weights that the trainers hold, or are about to.
     """

@@ -27,7 +27,6 @@ from gcore_core.contract.placement import (
     PlacementPolicy,
     Window,
 )
-from gcore_core.contract.providers import ControllerProvider
 from gcore_core.contract.traits import traits_of
 from gcore_core.node.launchers import AGENT
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
@@ -191,13 +190,12 @@ def place(
             follows=node.follows or "",
             size=sizes[role],
             least=node.least or 1,
-            sleeps="sleep" in plan.provided[f"roles.{role}"].spec.capabilities,
+            sleeps=traits_of(plan.objects[f"roles.{role}"]).sleeps,
         )
         for role, node in roles.items()
     }
     slots = slots or _slots(plan)
-    controller = plan.provided["controller"].spec
-    overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
+    overlaps = traits_of(plan.objects.get("controller")).overlaps
     window = Window(devices=_numbered(nodes), slots=slots, needs=needs, overlaps=overlaps)
     policy: PlacementPolicy = build(plan.factory("placement"))
     provider = plan.provided["placement"].reference
@@ -211,7 +209,7 @@ def place(
             where=f"roles.{unable}.use",
             why=f"{provider} has every device serve one model after the other",
             todo=(
-                "take a backend with the capability sleep, or a policy that needs none "
+                "take a backend with the trait sleeps, or a policy that needs none "
                 "(placement/split, placement/coresident)"
             ),
             role=unable,
@@ -362,8 +360,8 @@ def _check_ranks_may_part(plan: Plan, role: str, nodes: Sequence[NodeFacts]) -> 
     hosts = " and ".join(node.host or "this machine" for node in nodes)
     why = ""
     todo = ""
-    if "sharding.nodes" not in plan.provided[f"roles.{role}"].spec.capabilities:
-        why = "its backend lets ranks meet on one node only (capability sharding.nodes)"
+    if not traits_of(plan.objects[f"roles.{role}"]).sharding_over_nodes:
+        why = "its backend lets ranks meet on one node only (trait sharding_over_nodes)"
         todo = "take as many slots as one node has devices, or fewer"
     elif not all(node.is_private for node in nodes):
         why = "what ranks send each other is in plain, and the network is not declared private"
@@ -415,9 +413,7 @@ def _asleep_in_training(
             "its backend cannot sleep.",
             where=f"roles.{unable[0]}.use",
             why="placement.sleep_in_training is always",
-            todo=(
-                "take a backend with the capability sleep, or set placement.sleep_in_training: auto"
-            ),
+            todo=("take a backend with the trait sleeps, or set placement.sleep_in_training: auto"),
             role=unable[0],
         )
     if sleep_in_training == "never":

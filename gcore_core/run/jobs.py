@@ -250,7 +250,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             shards=job.shards,
             context=context,
             follows=role == ROLLOUT and _pushes_weights(job),
-            aborts="abort" in job.plan.provided[f"roles.{role}"].spec.capabilities,
+            aborts=traits_of(job.plan.objects[f"roles.{role}"]).abort,
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
@@ -262,11 +262,7 @@ def _take_adapters(job: Job, trainer: str) -> bool:
     """
     roles = job.plan.settings.roles
     followers = [f"roles.{role}" for role, node in roles.items() if node.follows == trainer]
-    return all(
-        "weights.adapter" in job.plan.provided[path].spec.capabilities
-        and traits_of(job.plan.objects[path]).takes_adapters
-        for path in followers
-    )
+    return all(traits_of(job.plan.objects[path]).adapters for path in followers)
 
 
 def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
@@ -385,8 +381,8 @@ def _logprob_band(*backends: Any) -> float:
 
 
 def _both_sides_score_actions(job: Job) -> bool:
-    backends = [job.plan.provided.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
-    return all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
+    backends = [job.plan.objects.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
+    return all(traits_of(config).scores_logprobs for config in backends)
 
 
 def _sentinel_on_ranks(job: Job) -> FactorySpec:
@@ -411,9 +407,9 @@ def _sentinel(job: Job) -> SentinelContext | None:
     paths = [f"roles.{ROLLOUT}", f"roles.{POLICY}"]
     if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes_weights(job):
         return None
-    if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
-        return None
     generator, trainer = (plan.objects[path] for path in paths)
+    if not traits_of(trainer).compares_logprobs:
+        return None
     return SentinelContext(
         pair=Pair(
             generator=plan.provided[paths[0]].plugin,

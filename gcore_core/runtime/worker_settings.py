@@ -92,7 +92,7 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     follows: whether the policy's weights are pushed to it.
     gather_s: how long to wait for the other shards' part of a round.
     batch_s: how long to wait for more records to end before those that did are sent.
-    aborts: whether its backend can end samples (capability "abort").
+    aborts: whether its backend can end samples (trait ``abort``).
     """
 
     context: PlainContext = PlainContext()
@@ -189,7 +189,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     compares_logprobs: the policy's trainer says how far they are; False for one that trains a value
         head, which gives no log-probs.
     sentinel: what the sentinel is to know; None: there is none, and only the band is looked at.
-    both_score: trainer and generators can score given actions (capability ``logprobs``).
+    both_score: trainer and generators can score given actions (trait ``scores_logprobs``).
     output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.

@@ -18,10 +18,13 @@ from tests.support import runs
 WORKS = '''
 """Fakes of which one kind uses a processor for what it does."""
 import time
+from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
+from gcore_testing.fake_judge import FakeAskerConfig
 
 
 class Works(fake.FakeGenerator):
@@ -34,18 +37,26 @@ class Works(fake.FakeGenerator):
         return super().step()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sleeping(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(
+            receives_weights=True, fingerprints=True, determinism=True, abort=True, sleeps=True
+        )
+
+
 @hookimpl
 def gcore_generators():
-    words = frozenset({"abort", "determinism", "sleep", "weights.push", "weights.fingerprint"})
     yield p.GeneratorProvider(
-        summary="-", factory="works:Works", capabilities=words, config=fake.FakeGeneratorConfig
+        summary="-", factory="works:Works", config=Sleeping
     )
 
 
 @hookimpl
 def gcore_rewards():
     yield p.RewardProvider(
-        name="asks", summary="-", factory="gcore_testing.fake_judge:FakeAsker", asks=True
+        name="asks", summary="-", config=FakeAskerConfig,
+        factory="gcore_testing.fake_judge:FakeAsker",
     )
 '''
 

@@ -12,9 +12,11 @@ PATIENCE_S = 3.0
 
 IDLE = """
 import os, time
+from dataclasses import dataclass
 from pathlib import Path
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -47,13 +49,18 @@ class Slow(Idle):
         return time.monotonic() > self._until_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeats(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, fingerprints=True, determinism=True, abort=True)
+
+
 @hookimpl
 def gcore_generators():
-    words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
     for cls in (Idle, Slow):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"idle:{cls.__name__}",
-            capabilities=words, config=fake.FakeGeneratorConfig,
+            config=Repeats,
         )
 """
 

@@ -36,10 +36,12 @@ STEPS, PROMPTS, GROUP = 2, 4, 4
 LOOKING = '''
 """A judge that writes down what it saw, where that lies, and what it said; and a reward that writes down the same."""
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_torch.config import TorchGeneratorConfig
 
 
@@ -79,10 +81,15 @@ def generator(config, context):
     return Looks(config, context)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Looking(TorchGeneratorConfig):
+    def traits(self):
+        return Traits(images=True)
+
+
 @hookimpl
 def gcore_generators():
-    words = frozenset({"images"})
-    yield p.GeneratorProvider(summary="-", factory="looking:generator", config=TorchGeneratorConfig, capabilities=words)
+    yield p.GeneratorProvider(summary="-", factory="looking:generator", config=Looking)
 '''  # noqa: E501
 
 

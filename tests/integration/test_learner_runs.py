@@ -29,7 +29,6 @@ from gcore_core.contract import providers as p
 from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
-ABLE = frozenset({"advantages.action", "annotate"})
 
 
 class Coach(fake.FakeTrainer):
@@ -94,6 +93,12 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Able(fake.FakeTrainerConfig):
+    def traits(self):
+        return Traits(action_advantages=True, annotates=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawnConfig:
     names: tuple[str, ...] = ("coach_logp",)
 
@@ -113,7 +118,7 @@ def gcore_trainers():
     for cls in (Coach, Policy, NotFinite, Dies):
         yield p.TrainerProvider(
             name=cls.__name__.lower(), summary="-", factory=f"coach:{cls.__name__}",
-            config=fake.FakeTrainerConfig, capabilities=ABLE,
+            config=Able,
         )
 
 

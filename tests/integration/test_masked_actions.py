@@ -9,11 +9,12 @@ import pytest
 from tests.support import runs
 
 MASKS = """
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -48,13 +49,18 @@ class MasksAllAndLies(MasksAll):
         return replace(record, columns={**record.columns, "logp": record.columns["logp"] + 0.5})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeats(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, fingerprints=True, determinism=True, abort=True)
+
+
 @hookimpl
 def gcore_generators():
-    words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
     for cls in (MasksAll, MasksOneRecord, MasksLast, MasksAllAndLies):
         yield p.GeneratorProvider(
             name=cls.__name__.lower(), summary="-", factory=f"masks:{cls.__name__}",
-            capabilities=words, config=fake.FakeGeneratorConfig,
+            config=Repeats,
         )
 """
 

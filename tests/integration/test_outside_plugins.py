@@ -154,11 +154,15 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowConfig:
     max_new_tokens: int = 14
+
+    def traits(self):
+        return Traits(receives_weights=True)
 
 
 @hookimpl
@@ -167,7 +171,6 @@ def gcore_generators():
         summary="a whole forward pass for each token",
         factory="gcore_slow_engine:Slow",
         config=SlowConfig,
-        capabilities=frozenset({"weights.push"}),
         needs=("torch>=2.6", "transformers>=4.50"),
     )
 '''

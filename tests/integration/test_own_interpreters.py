@@ -25,9 +25,17 @@ from gcore_core import __version__
 REPOSITORY = Path(__file__).parents[2]
 
 PLUGIN = """
+from dataclasses import dataclass
+
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing.fake import FakeGeneratorConfig, FakeTrainerConfig
+
+@dataclass(frozen=True, kw_only=True)
+class Config(FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, fingerprints=True)
 
 @hookimpl
 def gcore_trainers():
@@ -38,8 +46,8 @@ def gcore_trainers():
 @hookimpl
 def gcore_generators():
     yield p.GeneratorProvider(
-        summary="-", factory="gcore_telling_engine:Generator", config=FakeGeneratorConfig,
-        capabilities=frozenset({"weights.push", "weights.fingerprint"}), needs=("gcore-dummy>=1",)
+        summary="-", factory="gcore_telling_engine:Generator", config=Config,
+        needs=("gcore-dummy>=1",)
     )
 """  # noqa: E501
 

@@ -16,10 +16,11 @@ WRITES = '''
 """A trainer that writes down prompt, text and advantage of each record, and a reward that says
 what it counts."""
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -51,11 +52,16 @@ def gcore_rewards():
     yield p.RewardProvider(summary="-", factory="writes:Saying")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saves(fake.FakeTrainerConfig):
+    def traits(self):
+        return replace(super().traits(), saves_in_background=True)
+
+
 @hookimpl
 def gcore_trainers():
     yield p.TrainerProvider(
-        summary="-", factory="writes:Writing", config=fake.FakeTrainerConfig,
-        capabilities=frozenset({"save.background"}),
+        summary="-", factory="writes:Writing", config=Saves,
     )
 '''
 TEMPLATE = "{prompt}|{answer}|{reward}"

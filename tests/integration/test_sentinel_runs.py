@@ -17,12 +17,22 @@ import numpy as np
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateConfig(fake.FakeGeneratorConfig):
     fault: str = "gap"
+
+    def traits(self):
+        return Traits(
+            receives_weights=True,
+            fingerprints=True,
+            determinism=True,
+            abort=True,
+            scores_logprobs=True,
+        )
 
 
 class Late(fake.FakeGenerator):
@@ -55,10 +65,7 @@ class Late(fake.FakeGenerator):
 @hookimpl
 def gcore_generators():
     yield p.GeneratorProvider(
-        summary="-", factory="late:Late", config=LateConfig,
-        capabilities=frozenset(
-            {"weights.push", "weights.fingerprint", "determinism", "abort", "logprobs"}
-        ),
+        summary="-", factory="late:Late", config=LateConfig
     )
 '''  # noqa: E501
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake, fake_judge
 
 
@@ -110,32 +111,49 @@ class Trainer(Writes, fake.FakeTrainer):
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Restless(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, fingerprints=True, determinism=True, abort=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sleeping(Restless):
+    def traits(self):
+        return replace(super().traits(), sleeps=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingTrainer(fake.FakeTrainerConfig):
+    def traits(self):
+        return replace(super().traits(), sleeps=True)
+
+
 @hookimpl
 def gcore_generators():
-    words = frozenset({"abort", "determinism", "sleep", "weights.push", "weights.fingerprint"})
-    for name, cls, can in (
-        ("sleeper", "Sleeper", words),
-        ("mortal", "Mortal", words),
-        ("doomed", "Doomed", words),
-        ("restless", "Sleeper", words - {"sleep"}),
+    for name, cls, config in (
+        ("sleeper", "Sleeper", Sleeping),
+        ("mortal", "Mortal", Sleeping),
+        ("doomed", "Doomed", Sleeping),
+        ("restless", "Sleeper", Restless),
     ):
         yield p.GeneratorProvider(
-            name=name, summary="-", factory=f"witness:{cls}", capabilities=can, config=fake.FakeGeneratorConfig
+            name=name, summary="-", factory=f"witness:{cls}", config=config
         )
 
 
 @hookimpl
 def gcore_trainers():
-    for name, words in (("trainer", frozenset({"sleep"})), ("wakeful", frozenset())):
+    for name, config in (("trainer", SleepingTrainer), ("wakeful", fake.FakeTrainerConfig)):
         yield p.TrainerProvider(
-            name=name, summary="-", factory="witness:Trainer", config=fake.FakeTrainerConfig, capabilities=words
+            name=name, summary="-", factory="witness:Trainer", config=config
         )
 
 
 @hookimpl
 def gcore_rewards():
     yield p.RewardProvider(
-        name="asks", summary="-", factory="gcore_testing.fake_judge:FakeAsker", asks=True
+        name="asks", summary="-", factory="gcore_testing.fake_judge:FakeAsker", config=fake_judge.FakeAskerConfig
     )
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.scorer import Score
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -271,12 +272,23 @@ class Nan(fake.FakeScorer):
         return [Score(value=float("nan")) for _ in records]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saves(fake.FakeTrainerConfig):
+    def traits(self):
+        return replace(super().traits(), saves_in_background=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, fingerprints=True, determinism=True, abort=True)
+
+
 @hookimpl
 def gcore_trainers():
     yield p.TrainerProvider(name="recording", summary="-", factory="trouble:Recording", config=fake.FakeTrainerConfig)
     yield p.TrainerProvider(
-        name="halts", summary="-", factory="trouble:Halts", config=fake.FakeTrainerConfig,
-        capabilities=frozenset({"save.background"}),
+        name="halts", summary="-", factory="trouble:Halts", config=Saves,
     )
     yield p.TrainerProvider(name="told", summary="-", factory="trouble:Told", config=fake.FakeTrainerConfig)
     yield p.TrainerProvider(name="sees", summary="-", factory="trouble:Sees", config=fake.FakeTrainerConfig)
@@ -284,14 +296,12 @@ def gcore_trainers():
 
 @hookimpl
 def gcore_generators():
-    words = frozenset({"weights.push", "weights.fingerprint", "determinism", "abort"})
     for cls in (Raises, Leaves, Gap, Pictures, Verbose, Halting, Evaluated, Freezes, Stops, Crashes, Hangs):
         yield p.GeneratorProvider(
-            name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", capabilities=words,
-            config=fake.FakeGeneratorConfig,
+            name=cls.__name__.lower(), summary="-", factory=f"trouble:{cls.__name__}", config=Repeats,
         )
     yield p.GeneratorProvider(
-        name="shares", summary="-", factory="trouble:Shares", capabilities=words, config=fake.FakeGeneratorConfig,
+        name="shares", summary="-", factory="trouble:Shares", config=Repeats,
         shared_memory=("gctrouble_*",),
     )
 

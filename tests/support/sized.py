@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
+from gcore_core.contract.traits import Traits
 
 GIB = 2**30
 
@@ -26,6 +27,18 @@ class SizedConfig:
     activations: int = 0
     kept: int = 0
     fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedTrainerConfig(SizedConfig):
+    def traits(self) -> Traits:
+        return Traits(sharding=True, sleeps=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedGeneratorConfig(SizedConfig):
+    def traits(self) -> Traits:
+        return Traits(abort=True, receives_weights=True, scores_logprobs=True, sleeps=True)
 
 
 def needs(config: SizedConfig, worker: WorkerShape) -> Iterator[MemoryNeed]:
@@ -61,8 +74,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
     yield p.TrainerProvider(
         summary="sized",
         factory="gcore_testing.fake:FakeTrainer",
-        config=SizedConfig,
-        capabilities=frozenset({"sharding", "sleep"}),
+        config=SizedTrainerConfig,
         memory="tests.support.sized:needs",
     )
 
@@ -72,7 +84,6 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
     yield p.GeneratorProvider(
         summary="sized",
         factory="gcore_testing.fake:FakeGenerator",
-        config=SizedConfig,
-        capabilities=frozenset({"abort", "logprobs", "sleep", "weights.push"}),
+        config=SizedGeneratorConfig,
         memory="tests.support.sized:needs",
     )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -24,6 +25,9 @@ from gcore_testing import fake
 class KeepsConfig(fake.FakeGeneratorConfig):
     replica: int = 0
     kept: str = "all"
+
+    def traits(self):
+        return Traits(receives_weights=True, midway_weights=True, abort=True, scores_logprobs=True)
 
 
 class Keeps(fake.FakeGenerator):
@@ -48,7 +52,6 @@ def gcore_generators():
         summary="-",
         factory="keeps:Keeps",
         config=KeepsConfig,
-        capabilities=frozenset({{"weights.push", "weights.midway", "abort", "logprobs"}}),
     )
 '''
 

@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,9 @@ class LettersConfig:
     max_new_tokens: int = 8
     """Most letters of one answer."""
 
+    def traits(self):
+        return Traits(receives_weights=True, determinism=True)
+
 
 @hookimpl
 def gcore_generators():
@@ -44,5 +48,4 @@ def gcore_generators():
         summary="letters from a table",
         factory="gcore_example.letters:Letters",
         config=LettersConfig,
-        capabilities=frozenset({"weights.push", "determinism"}),
     )

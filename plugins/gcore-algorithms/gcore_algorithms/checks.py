@@ -25,11 +25,12 @@ def _advantages_of_actions(job: ResolvedJob) -> Iterator[str]:
     """All trainers compute an advantage for each action."""
     for name in job.settings.roles:
         item = job.provided[f"roles.{name}"]
-        if item.kind == "trainer" and "advantages.action" not in item.spec.capabilities:
+        has_it = traits_of(job.objects[f"roles.{name}"]).action_advantages
+        if item.kind == "trainer" and not has_it:
             yield (
                 f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
-                f"{job.provided['advantage'].reference} does; take a trainer with the capability "
-                "advantages.action, such as torch."
+                f"{job.provided['advantage'].reference} does; take a trainer with the trait "
+                "action_advantages, such as torch."
             )
 
 
@@ -52,7 +53,7 @@ def _samples_differ(job: ResolvedJob) -> Iterator[str]:
 def _steps_are_shown(job: ResolvedJob) -> Iterator[str]:
     """The trainer shows an objective that learns from steps what they measure, and saves it."""
     trainer = job.provided[f"roles.{POLICY}"]
-    if "objective.adapts" not in trainer.spec.capabilities:
+    if not traits_of(job.objects[f"roles.{POLICY}"]).adapts_objective:
         yield (
             f"objective: {job.provided['objective'].reference} adapts its loss to what steps "
             f"measure, and trainer {trainer.reference} shows it none and saves no state of it; "

@@ -19,7 +19,6 @@ def gcore_controllers() -> Iterable[ControllerProvider]:
         config=AsyncConfig,
         calls={**CALLS, "generator": frozenset({"generate", "push"})},
         parts=PARTS,
-        overlaps=True,
     )
 
 

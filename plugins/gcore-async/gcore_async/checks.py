@@ -37,11 +37,11 @@ def _in_flight(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     if settings.get("midway", "wait") == "wait":
         return
     rollout = job.provided[f"roles.{ROLLOUT}"]
-    if "weights.midway" not in rollout.spec.capabilities:
+    if not traits_of(job.objects[f"roles.{ROLLOUT}"]).midway_weights:
         yield (
             f"roles.{ROLLOUT}.use: {rollout.reference} is not known to go on with samples through "
             f"a push, and controller {job.provided['controller'].reference} pushes while they run; "
-            "take a generator with the capability weights.midway, such as torch, or have pushes "
+            "take a generator with the trait midway_weights, such as torch, or have pushes "
             "wait (controller.config.midway: wait)."
         )
 

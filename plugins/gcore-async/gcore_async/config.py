@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from gcore_core.contract.traits import Traits
 from gcore_core.kits.programs import SyncConfig
 
 
@@ -45,3 +46,6 @@ class AsyncConfig(SyncConfig):
                 f"age must be at least ahead, which is {self.ahead}, not {self.age}: records that "
                 "are begun so far ahead are that old when they are trained on"
             )
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), overlaps=True)

@@ -106,9 +106,11 @@ SLOW = 7  # the ordinal that later steps overtake
 OVERTAKEN = f'''
 """A generator that draws one group only when a test has laid the file "let go"."""
 import os, time
+from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -125,14 +127,19 @@ class Overtaken(fake.FakeGenerator):
         return finished
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(fake.FakeGeneratorConfig):
+    def traits(self):
+        return Traits(receives_weights=True, midway_weights=True, abort=True)
+
+
 @hookimpl
 def gcore_generators():
     yield p.GeneratorProvider(
         name="slow",
         summary="-",
         factory="overtaken:Overtaken",
-        config=fake.FakeGeneratorConfig,
-        capabilities=frozenset({{"weights.push", "weights.midway", "abort"}}),
+        config=Config,
     )
 '''
 

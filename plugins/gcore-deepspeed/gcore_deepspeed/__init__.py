@@ -26,21 +26,6 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         opens="gcore_language.opened:open_policy",
         twin="gcore_language.twins:twin_of_role",
         config=DeepSpeedTrainerConfig,
-        capabilities=frozenset(
-            {
-                "advantages.action",
-                "annotate",
-                "evaluate",
-                "logprobs",
-                "logprobs.compared",
-                "logprobs.tokens",
-                "objective.adapts",
-                "sharding",
-                "sleep",
-                "values",
-                "weights.adapter",
-            }
-        ),
         needs=("deepspeed>=0.19.8,<0.20", "torch>=2.7", "transformers>=5.0"),
     )
 

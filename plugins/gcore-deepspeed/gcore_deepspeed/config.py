@@ -44,7 +44,7 @@ class DeepSpeedTrainerConfig(LoraTrainerSettings):
     """
 
     def traits(self) -> Traits:
-        return replace(super().traits(), replica_slots=self.context.degree)
+        return replace(super().traits(), replica_slots=self.context.degree, adapters=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -145,7 +145,13 @@ class DiffusionGeneratorConfig(DenoiserSettings):
     def traits(self) -> Traits:
         # No noise differs then, neither the first nor a step's.
         alike = f"scale={self.scale}" if self.same_noise and self.scale == 0 else ""
-        return replace(super().traits(), samples_alike=alike)
+        return replace(
+            super().traits(),
+            samples_alike=alike,
+            determinism=True,
+            fingerprints=True,
+            receives_weights=True,
+        )
 
     @property
     def last_stochastic(self) -> int:
@@ -224,6 +230,9 @@ class DiffusionTrainerConfig(DenoiserSettings):
     """Directory for the records of an update whose loss or gradient is not finite; empty: the run's
     directory.
     """
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), adapts_objective=True, sharding=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,12 +24,16 @@ import numpy as np
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     side: int = 64
+
+    def traits(self):
+        return Traits(receives_weights=True)
 
 
 class Pictures(fake.FakeGenerator):
@@ -45,8 +49,7 @@ class Pictures(fake.FakeGenerator):
 
 @hookimpl
 def gcore_generators():
-    words = frozenset({"weights.push"})
-    yield p.GeneratorProvider(summary="-", factory="pictures:Pictures", config=Config, capabilities=words)
+    yield p.GeneratorProvider(summary="-", factory="pictures:Pictures", config=Config)
 '''  # noqa: E501
 
 

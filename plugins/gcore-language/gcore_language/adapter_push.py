@@ -38,7 +38,7 @@ class AdapterEngine(Protocol):
 
 
 class PushesAdapter:
-    """A trainer with the capability "weights.adapter".
+    """A trainer with the trait ``adapters``.
 
     See ``gcore_core.contract.trainer.SendsAdapter``.
     """

@@ -45,7 +45,7 @@ class SavingEngine(TrainingEngine, Protocol):
 
 
 class SavingTrainer(LanguageTrainer):
-    """A trainer with the capability "save.background".
+    """A trainer with the trait ``saves_in_background``.
 
     See ``gcore_core.contract.trainer.SavesInBackground``.
     """

@@ -271,4 +271,17 @@ class TrainerSettings:
         )
 
     def traits(self) -> Traits:
-        return Traits(logprob_band=LOGPROB_BANDS[self.dtype], precision=self.dtype)
+        return Traits(
+            logprob_band=LOGPROB_BANDS[self.dtype],
+            precision=self.dtype,
+            action_advantages=True,
+            adapts_objective=True,
+            annotates=True,
+            compares_logprobs=True,
+            evaluates=True,
+            scores_logprobs=True,
+            sharding=True,
+            sleeps=True,
+            token_logprobs=True,
+            value_head=True,
+        )

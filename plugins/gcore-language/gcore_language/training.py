@@ -229,7 +229,7 @@ class TrainingEngine(Protocol):
 class ScoresTokens(Protocol):
     """An engine that gives a loss the log-probs of other tokens than the actions.
 
-    Its trainer claims the capability "logprobs.tokens".
+    Its trainer claims the trait ``token_logprobs``.
     """
 
     def accumulate_tokens(

@@ -28,21 +28,6 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         opens="gcore_language.opened:open_policy",
         twin="gcore_language.twins:twin_of_role",
         config=MegatronTrainerConfig,
-        capabilities=frozenset(
-            {
-                "advantages.action",
-                "annotate",
-                "evaluate",
-                "logprobs",
-                "logprobs.compared",
-                "logprobs.tokens",
-                "objective.adapts",
-                "save.background",
-                "sharding",
-                "sleep",
-                "values",
-            }
-        ),
         needs=("megatron-core>=0.16.1,<0.17", "psutil>=7", "torch>=2.7"),
     )
 

@@ -111,6 +111,7 @@ class MegatronTrainerConfig(TrainerSettings):
     def traits(self) -> Traits:
         return replace(
             super().traits(),
+            saves_in_background=True,
             needs_routing=self.router_replay == "always",
             replica_slots=self.tensor_parallel * self.pipeline_parallel * self.context_parallel,
         )

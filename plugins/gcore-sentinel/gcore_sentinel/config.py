@@ -14,8 +14,8 @@ class BandConfig:
 
     canaries: int = 16
     """Records that generators and trainer score again after a push, where none of a step's records
-    could be compared since older weights sampled them; only where both have the capability
-    ``logprobs``. 0: none.
+    could be compared since older weights sampled them; only where both have the trait
+    ``scores_logprobs``. 0: none.
     """
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.providers import GeneratorProvider
 from gcore_core.contract.records import Header, WeightPlan
+from gcore_core.contract.traits import Traits
 from gcore_core.kits.programs import Producer
 
 FIRST = 3
@@ -36,6 +37,16 @@ class FaultyConfig(TorchGeneratorConfig):
     """none, old, zeroed, temperature, shifted or masked."""
     replica: int = -1
     """The replica that has it; -1: all."""
+
+    def traits(self) -> Traits:
+        return Traits(
+            logprob_band=super().traits().logprob_band,
+            precision=self.dtype,
+            determinism=True,
+            fingerprints=True,
+            receives_weights=True,
+            sleeps=True,
+        )
 
 
 class Faulty(TorchGenerator):
@@ -107,5 +118,4 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="torch with a planted fault",
         factory="faulty:Faulty",
         config=FaultyConfig,
-        capabilities=frozenset({"determinism", "sleep", "weights.fingerprint", "weights.push"}),
     )

@@ -9,7 +9,11 @@ from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import GeneratorProvider, VenvProvider
-from gcore_sglang.config import SglangGeneratorConfig
+from gcore_sglang.config import (
+    DeterministicSglangGeneratorConfig,
+    SglangGeneratorConfig,
+    SleepingSglangGeneratorConfig,
+)
 
 #: What the engine's venv must have. How to get it depends on the machine, so ``gcore_check`` says
 #: what is missing.
@@ -18,10 +22,6 @@ ENGINE = "sglang>=0.5.23,<0.6"
 #: What the engine makes in shared memory: slots of loads, buffers of tensors, and semaphores.
 SHARED_MEMORY = ("sglang_loads_*", "sgl_shm_*", "multi_tokenizer_args_*", "psm_*", "sem.mp-*")
 
-_ALWAYS = frozenset(
-    {"abort", "images", "logprobs", "weights.adapter", "weights.midway", "weights.push"}
-)
-
 
 @hookimpl
 def gcore_generators() -> Iterable[GeneratorProvider]:
@@ -29,7 +29,6 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="SGLang: radix cache, a server of its own, weight pushes into the running engine",
         factory="gcore_sglang.engine:SglangGenerator",
         config=SglangGeneratorConfig,
-        capabilities=_ALWAYS,
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -38,8 +37,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         name="deterministic",
         summary="the same, and repeats a sample bit for bit from its seed; slower",
         factory="gcore_sglang.deterministic:DeterministicSglangGenerator",
-        config=SglangGeneratorConfig,
-        capabilities=_ALWAYS | {"determinism"},
+        config=DeterministicSglangGeneratorConfig,
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -48,8 +46,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         name="sleeping",
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_sglang.sleeping:SleepingSglangGenerator",
-        config=SglangGeneratorConfig,
-        capabilities=_ALWAYS | {"sleep"},
+        config=SleepingSglangGeneratorConfig,
         shared_memory=SHARED_MEMORY,
         memory="gcore_sglang.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",

@@ -57,5 +57,26 @@ class SglangGeneratorConfig(GeneratorSettings):
         return replace(
             super().traits(),
             replica_slots=self.tensor_parallel,
-            takes_adapters=self.lora_rank > 0,  # else the engine has no room for one
+            adapters=self.lora_rank > 0,  # else the engine has no room for one
+            abort=True,
+            images=True,
+            midway_weights=True,
+            receives_weights=True,
+            scores_logprobs=True,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeterministicSglangGeneratorConfig(SglangGeneratorConfig):
+    """Settings of ``sglang/deterministic``."""
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), determinism=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingSglangGeneratorConfig(SglangGeneratorConfig):
+    """Settings of ``sglang/sleeping``."""
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), sleeps=True)

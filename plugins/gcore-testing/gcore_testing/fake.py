@@ -68,6 +68,39 @@ class FakeTrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AbleGeneratorConfig(FakeGeneratorConfig):
+    """Claims all that ``FakeGenerator`` can do; a generator of a test claims what it needs."""
+
+    def traits(self) -> Traits:
+        return Traits(
+            abort=True,
+            determinism=True,
+            fingerprints=True,
+            midway_weights=True,
+            receives_weights=True,
+            scores_logprobs=True,
+            sleeps=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbleTrainerConfig(FakeTrainerConfig):
+    """Claims all that ``FakeTrainer`` can do; a trainer of a test claims what it needs."""
+
+    def traits(self) -> Traits:
+        return replace(
+            super().traits(),
+            adapts_objective=True,
+            annotates=True,
+            compares_logprobs=True,
+            evaluates=True,
+            saves_in_background=True,
+            scores_logprobs=True,
+            sleeps=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FakeAnnotatorConfig:
     seed: int = 1
 
@@ -603,11 +636,7 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
     yield p.GeneratorProvider(
         summary="letters from a table of logits",
         factory="gcore_testing.fake:FakeGenerator",
-        config=FakeGeneratorConfig,
-        capabilities=frozenset(
-            {"abort", "determinism", "logprobs", "sleep"}
-            | {"weights.fingerprint", "weights.midway", "weights.push"}
-        ),
+        config=AbleGeneratorConfig,
     )
 
 
@@ -616,11 +645,7 @@ def gcore_trainers() -> Iterable[p.TrainerProvider]:
     yield p.TrainerProvider(
         summary="REINFORCE on a table of logits",
         factory="gcore_testing.fake:FakeTrainer",
-        config=FakeTrainerConfig,
-        capabilities=frozenset(
-            {"annotate", "evaluate", "logprobs", "logprobs.compared"}
-            | {"objective.adapts", "save.background", "sleep"}
-        ),
+        config=AbleTrainerConfig,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError
@@ -18,6 +19,13 @@ from gcore_core.contract.placement import (
 from gcore_core.contract.questions import Question
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import Score, ScoredRecord
+from gcore_core.contract.traits import Traits
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeAskerConfig:
+    def traits(self) -> Traits:
+        return Traits(asks=True)
 
 
 class FakeAsker:
@@ -26,7 +34,7 @@ class FakeAsker:
     The reward is the share of the answer's letters that are an 'a'.
     """
 
-    def __init__(self, config: None, context: WorkerContext) -> None:
+    def __init__(self, config: FakeAskerConfig | None, context: WorkerContext) -> None:
         if context.sampler is None:
             raise ContractError(
                 "this reward asks a model, but names no role",

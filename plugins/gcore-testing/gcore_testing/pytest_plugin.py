@@ -113,7 +113,7 @@ class Outcomes:
             "contract": cls.__name__ if collected is None else collected.name,
             "kind": cls.kind,
             "provider": provider,
-            "capability": getattr(getattr(item, "function", None), "capability", ""),
+            "trait": getattr(getattr(item, "function", None), "trait", ""),
             "test": item.name,
             "outcome": outcome,
             "remark": remark,

@@ -63,18 +63,19 @@ class Strict(Bad):
     pass
 """
 OWN_KIND = """
+from gcore_core.contract.traits import Traits
 from gcore_testing import Contract, claims
 
 class TestPainter(Contract):
     kind = "mine:painter"
     tolerance = 0.5
-    capabilities = frozenset({"mine:oil"})
+    traits = Traits(abort=True)
 
-    @claims("mine:oil")
+    @claims("abort")
     def test_it_paints_with_oil(self):
         pass
 
-    @claims("mine:chalk")
+    @claims("sleeps")
     def test_it_draws_with_chalk(self):
         raise AssertionError
 """
@@ -103,16 +104,17 @@ def session(directory: Path, source: str, *options: str) -> subprocess.Completed
 
 
 OUTCOMES = """
+from gcore_core.contract.traits import Traits
 from gcore_testing import Contract, claims
 
 class TestMine(Contract):
     known_gaps = {"test_a_gap": "not yet", "test_a_closed_gap": "long ago"}
-    capabilities = frozenset({"mine:can"})
+    traits = Traits(abort=True)
 
-    @claims("mine:can")
+    @claims("abort")
     def test_a_claim(self): pass
 
-    @claims("mine:cannot")
+    @claims("sleeps")
     def test_no_claim(self): raise AssertionError
 
     def test_a_gap(self): raise AssertionError
@@ -124,7 +126,7 @@ class TestMine(Contract):
 def test_outcomes_are_counted_and_listed_without_any_option(tmp_path: Path) -> None:
     done = session(tmp_path, OUTCOMES)
     assert done.returncode == 1
-    assert "not claimed: TestMine::test_no_claim (mine:cannot)" in done.stdout
+    assert "not claimed: TestMine::test_no_claim (sleeps)" in done.stdout
     assert "known gap: TestMine::test_a_gap (not yet)" in done.stdout
     assert "[XPASS(strict)] long ago" in done.stdout
     last = done.stdout.strip().splitlines()[-1]
@@ -150,7 +152,7 @@ def test_the_report_has_a_row_for_each_test(tmp_path: Path) -> None:
         "test_a_closed_gap": "fail",
     }
     assert report["outcomes"] == {"pass": 1, "not claimed": 1, "known gap": 1, "fail": 1}
-    assert report["tests"][1]["capability"] == "mine:cannot"
+    assert report["tests"][1]["trait"] == "sleeps"
     assert {"python", "gcore-core", "numpy"} <= report["versions"].keys()
     assert {"machine", "cores", "accelerators"} <= report["hardware"].keys()
 
@@ -210,7 +212,7 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
         in output
     )
     assert "left out: objective mine (its needs are not met here: no-such-engine>=3)" in output
-    assert "not claimed: TestPainter::test_it_draws_with_chalk (mine:chalk)" in output
+    assert "not claimed: TestPainter::test_it_draws_with_chalk (sleeps)" in output
     assert "fail: TestMineBadBalancer::test_every_index_is_in_one_bin[mixed]" in output
     report = json.loads(file.read_text())
     assert (report["plugin"], report["distribution"], report["version"]) == (
@@ -219,9 +221,9 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
         "0.1.0",
     )
     own = [row for row in report["tests"] if row["kind"] == "mine:painter"]
-    assert [(row["capability"], row["outcome"], row["tolerance"]) for row in own] == [
-        ("mine:oil", "pass", 0.5),
-        ("mine:chalk", "not claimed", 0.5),
+    assert [(row["trait"], row["outcome"], row["tolerance"]) for row in own] == [
+        ("abort", "pass", 0.5),
+        ("sleeps", "not claimed", 0.5),
     ]
 
 

@@ -26,25 +26,6 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
         summary="AdamW on a Hugging Face causal language model; several slots share it by FSDP2",
         factory="gcore_torch.trainer:make_trainer",
         config=TorchTrainerConfig,
-        capabilities=frozenset(
-            {
-                "advantages.action",
-                "annotate",
-                "evaluate",
-                "images",
-                "logprobs",
-                "logprobs.compared",
-                "logprobs.tokens",
-                "objective.adapts",
-                "save.background",
-                "sharding",
-                "sharding.nodes",
-                "sleep",
-                "values",
-                "weights.adapter",
-                "weights.device",
-            }
-        ),
         needs=_NEEDS,
         memory="gcore_torch.memory:trainer_memory",
         opens="gcore_language.opened:open_policy",
@@ -61,11 +42,6 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         ),
         factory="gcore_torch.generator:TorchGenerator",
         config=TorchGeneratorConfig,
-        capabilities=frozenset(
-            {"abort", "determinism", "images", "logprobs"}
-            | {"routing", "sleep", "weights.adapter", "weights.device", "weights.fingerprint"}
-            | {"weights.midway", "weights.push"}
-        ),
         needs=_NEEDS,
         memory="gcore_torch.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",

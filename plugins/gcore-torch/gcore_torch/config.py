@@ -63,6 +63,11 @@ class TorchTrainerConfig(LoraTrainerSettings):
             replica_slots=self.context.degree * self.sharding.tensor,
             own_columns=frozenset(values),
             needs_routing=self.router_replay == "always",
+            adapters=True,
+            device_weights=True,
+            images=True,
+            saves_in_background=True,
+            sharding_over_nodes=True,
         )
 
     def __post_init__(self) -> None:
@@ -186,8 +191,17 @@ class TorchGeneratorConfig(GeneratorSettings):
         return replace(
             super().traits(),
             drops_weights=not keeps_base,
-            takes_adapters=keeps_base,
-            gives_routing=self.routing == "auto",
+            adapters=keeps_base,
+            routing=self.routing == "auto",
+            abort=True,
+            determinism=True,
+            device_weights=True,
+            fingerprints=True,
+            images=True,
+            midway_weights=True,
+            receives_weights=True,
+            scores_logprobs=True,
+            sleeps=True,
         )
 
 

@@ -112,7 +112,7 @@ def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replay
     )
 
 
-def test_a_generator_without_the_capability_is_refused_where_experts_are_replayed(
+def test_a_generator_without_the_trait_is_refused_where_experts_are_replayed(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "plain.py").write_text(
@@ -120,13 +120,12 @@ def test_a_generator_without_the_capability_is_refused_where_experts_are_replaye
         "from gcore_core.contract import providers as p\n\n\n"
         "@hookimpl\n"
         "def gcore_generators():\n"
-        "    words = frozenset({'weights.push'})\n"
-        "    yield p.GeneratorProvider(summary='-', factory='m:f', capabilities=words)\n"
+        "    yield p.GeneratorProvider(summary='-', factory='m:f')\n"
     )
     file = write_job(tmp_path, "mixtral", 1)
     job = json.loads(file.read_text())
     job["roles"]["rollout"] = {"use": "plain"}
     file.write_text(json.dumps({**job, "local": ["plain.py"]}))
-    with pytest.raises(ConfigError, match="take a generator with the capability routing"):
+    with pytest.raises(ConfigError, match="take a generator with the trait routing"):
         load_plan(file, [])
     load_plan(file, ["roles.policy.config.router_replay=auto"])

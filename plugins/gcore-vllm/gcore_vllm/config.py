@@ -66,5 +66,19 @@ class VllmGeneratorConfig(GeneratorSettings):
         return replace(
             super().traits(),
             replica_slots=self.tensor_parallel,
-            takes_adapters=self.lora_rank > 0,  # else the engine has no room for one
+            adapters=self.lora_rank > 0,  # else the engine has no room for one
+            abort=True,
+            device_weights=True,
+            images=True,
+            midway_weights=True,
+            receives_weights=True,
+            scores_logprobs=True,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SleepingVllmGeneratorConfig(VllmGeneratorConfig):
+    """Settings of ``vllm/sleeping``."""
+
+    def traits(self) -> Traits:
+        return replace(super().traits(), sleeps=True)

@@ -19,6 +19,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
+from gcore_core.contract.traits import Traits
 
 #: It compares each log-prob with that of the version that the record names, so many faults fail it.
 _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
@@ -30,7 +31,7 @@ _FAKE = next(iter(fake.gcore_generators()))
 
 class Clean(GeneratorContract):
     provider = _FAKE
-    capabilities = _FAKE.capabilities
+    traits: ClassVar[Traits] = fake.AbleGeneratorConfig().traits()
     caught_by: ClassVar[tuple[str, ...]] = ()
     Backend: ClassVar[type[FakeGenerator]] = FakeGenerator
 
@@ -229,7 +230,7 @@ class PushOnly(FakeGenerator):
 
 
 class CleanPushOnly(Clean):
-    capabilities = frozenset({"weights.push"})
+    traits = Traits(receives_weights=True)
     Backend: ClassVar[type[FakeGenerator]] = PushOnly
 
 
@@ -418,9 +419,7 @@ class AbortedSamplesComeBack(Clean):
 
 
 class AbortDoesNothingAndIsNotClaimed(Clean):
-    capabilities = frozenset(
-        {"determinism", "logprobs", "sleep", "weights.push", "weights.fingerprint"}
-    )
+    traits = replace(Clean.traits, abort=False, midway_weights=False)
     caught_by = ("test_abort_works_or_refuses",)
 
     class Backend(FakeGenerator):
@@ -440,9 +439,7 @@ class ClaimsAFingerprintItLacks(Clean):
 
 
 class SleepDoesNothingAndIsNotClaimed(Clean):
-    capabilities = frozenset(
-        {"abort", "determinism", "logprobs", "weights.push", "weights.fingerprint"}
-    )
+    traits = replace(Clean.traits, sleeps=False, midway_weights=False)
     caught_by = ("test_a_claim_is_implemented_and_nothing_else",)
 
     class Backend(FakeGenerator):
@@ -617,7 +614,7 @@ def routed(record: Finished, tokens: int) -> Finished:
 
 
 class CleanRouting(Clean):
-    capabilities = _FAKE.capabilities | {"routing"}
+    traits = replace(Clean.traits, routing=True)
 
     class Backend(FakeGenerator):
         """Says of each token that was read which experts computed it."""

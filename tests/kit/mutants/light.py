@@ -55,6 +55,7 @@ from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.site_files import OneDisk
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.traits import Traits
 from gcore_core.node.launchers import InlineLauncher
 
 # -- rewards ---------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ class Power(FakeBalancer):
 
 
 class CleanLearner(CleanBalancer):
-    capabilities: ClassVar[frozenset[str]] = frozenset({"costs.learned"})
+    traits: ClassVar[Traits] = Traits(learns_costs=True)
     Backend: ClassVar[type[FakeBalancer]] = Power
 
 

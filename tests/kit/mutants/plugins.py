@@ -15,11 +15,11 @@ from gcore_core.config import catalog
 ROOT = """
 from gcore_core import hookimpl
 from gcore_core.contract.providers import BalancerProvider, GeneratorProvider
-from gcore_kit_parts import Settings
+from gcore_kit_parts import Settings, Sleeps
 
 @hookimpl
 def gcore_generators():
-    yield GeneratorProvider(summary="nothing", factory="gcore_kit_parts:Engine", capabilities=frozenset({"sleep"}), memory="gcore_kit_parts:needs")
+    yield GeneratorProvider(summary="nothing", factory="gcore_kit_parts:Engine", config=Sleeps, memory="gcore_kit_parts:needs")
 
 @hookimpl
 def gcore_balancers():
@@ -29,6 +29,7 @@ def gcore_balancers():
 PARTS = """
 from dataclasses import dataclass, field
 from gcore_core.contract.memory import MemoryNeed
+from gcore_core.contract.traits import Traits
 
 def twin(node, directory):
     return {"config": {"size": 1}}
@@ -40,6 +41,11 @@ def needs(config, worker):
 class Settings:
     size: int = 4
     names: list[str] = field(default_factory=list)
+
+@dataclass(frozen=True)
+class Sleeps:
+    def traits(self):
+        return Traits(sleeps=True)
 
 class Engine:
     def sleep(self): ...

@@ -21,12 +21,14 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.records import AdapterFacts, TensorSpec, WeightPlan
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_core.contract.traits import Traits
 from gcore_core.contract.weight_transfer import Offers
 
 
 class Clean(TrainerContract):
     provider = next(iter(fake.gcore_trainers()))
     caught_by: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[Traits] = fake.AbleTrainerConfig().traits()
     Backend: ClassVar[type[FakeTrainer]] = FakeTrainer
 
     @pytest.fixture
@@ -219,10 +221,7 @@ class LearnsWhileItAnnotates(Clean):
 class CleanValues(Clean):
     """Has a value head, which is one number for all states, and computes advantages of actions."""
 
-    provider = replace(
-        Clean.provider,
-        capabilities=Clean.provider.capabilities | {"advantages.action", "values"},
-    )
+    traits = replace(Clean.traits, action_advantages=True, value_head=True)
 
     class Backend(FakeTrainer):
         def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
@@ -348,7 +347,7 @@ class TrainsTheFirstMinibatchOnly(Clean):
 
 
 class RanksDoNotMeet(Clean):
-    provider = replace(Clean.provider, capabilities=frozenset({"save.background", "sharding"}))
+    traits = Traits(saves_in_background=True, sharding=True)
     caught_by = ("test_two_ranks_train_as_one",)
 
 
@@ -362,11 +361,8 @@ class NeedsADirectory(FakeTrainer):
 
 
 class MeetsInADirectoryOnly(Clean):
-    provider = replace(
-        Clean.provider,
-        factory=f"{__name__}:NeedsADirectory",
-        capabilities=frozenset({"save.background", "sharding", "sharding.nodes"}),
-    )
+    provider = replace(Clean.provider, factory=f"{__name__}:NeedsADirectory")
+    traits = Traits(saves_in_background=True, sharding=True, sharding_over_nodes=True)
     caught_by = ("test_two_ranks_train_as_one", "test_ranks_meet_at_an_address")
     Backend = NeedsADirectory
 
@@ -523,16 +519,14 @@ class ShowsItsObjectiveEachUpdate(Clean):
 
 
 class SavesInTheBackgroundUnasked(Clean):
-    provider = replace(Clean.provider, capabilities=frozenset())
+    traits = Traits()
     caught_by = ("test_saving_in_the_background_is_claimed_where_it_is_there",)
 
 
 class CleanDevice(Clean):
     """Its device is the host."""
 
-    provider = replace(
-        Clean.provider, capabilities=frozenset({"save.background", "weights.device"})
-    )
+    traits = Traits(saves_in_background=True, device_weights=True)
 
     class Backend(FakeTrainer):
         def push_writer(
@@ -554,7 +548,7 @@ class ExportsOtherBytesFromTheDevice(CleanDevice):
 class CleanTokens(Clean):
     """Gives its objective the log-probs of other tokens, out of the table."""
 
-    capabilities = next(iter(fake.gcore_trainers())).capabilities | {"logprobs.tokens"}
+    traits = replace(Clean.traits, token_logprobs=True)
 
     class Backend(FakeTrainer):
         def __init__(self, config: FakeTrainerConfig, context: WorkerContext) -> None:
@@ -679,6 +673,7 @@ class SavesAnotherShape(Clean):
 
 class CleanPair(TrainerWithGeneratorContract):
     caught_by: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[Traits] = fake.AbleTrainerConfig().traits()
     Backend: ClassVar[type[FakeTrainer]] = FakeTrainer
     Generator: ClassVar[type[FakeGenerator]] = FakeGenerator
 
@@ -775,7 +770,7 @@ class Adapted(FakeTrainer):
 
 
 class CleanAdapter(Clean):
-    capabilities = Clean.provider.capabilities | {"weights.adapter"}
+    traits = replace(Clean.traits, adapters=True)
     Adapter: ClassVar[type[Adapted]] = Adapted
 
     @pytest.fixture

@@ -249,11 +249,12 @@ def helper():
 def test_check_reports_what_nobody_has_written_also_where_the_engine_is_missing(
     path: InstalledPlugins, capsys: pytest.CaptureFixture[str], needs: tuple[str, ...]
 ) -> None:
-    for claims, methods in (("", ["step"]), ("'abort'", ["step", "abort"])):
+    for claims, methods in (("", ["step"]), ("abort=True", ["step", "abort"])):
         hook = (
+            "from gcore_core.contract.traits import Traits\n@dataclass\nclass C:\n"
+            f"    def traits(self):\n        return Traits({claims})\n"
             "@hookimpl\ndef gcore_generators():\n    yield p.GeneratorProvider(summary='', "
-            f"factory='gcore_fresh_parts:Engine', needs={needs}, "
-            f"capabilities=frozenset([{claims}]))"
+            f"factory='gcore_fresh_parts:Engine', needs={needs}, config=C)"
         )
         path.add("fresh", HEAD + hook, files={"gcore_fresh_parts.py": UNWRITTEN})
         assert cli.main(["plugins", "check", "fresh"]) == 3

@@ -574,9 +574,10 @@ def test_a_reward_that_is_no_function_of_one_record_is_not_asked_alone(
         "many",
         (
             "from gcore_core import hookimpl\nfrom gcore_core.contract import providers as p\n"
+            "from gcore_testing.fake_judge import FakeAskerConfig as Asks\n"
             "@hookimpl\ndef gcore_rewards():\n"
             "    yield p.RewardProvider(name='group', summary='-', factory='a:B', level='group')\n"
-            "    yield p.RewardProvider(name='asks', summary='-', factory='a:B', asks=True)\n"
+            "    yield p.RewardProvider(name='asks', summary='-', factory='a:B', config=Asks)\n"
         ),
     )
     together = ["rewards.length.use=many/group", "rewards.length.alone_every=4"]

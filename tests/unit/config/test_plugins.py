@@ -94,8 +94,8 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
         (
             "@hookimpl\ndef gcore_trainers():\n"
             "    yield p.TrainerProvider(summary='', factory='a:b', "
-            "capabilities=frozenset({'fly'}))",
-            "capability 'fly' is unknown; a private one starts with 'bad:'",
+            "capabilities=frozenset({'sleep'}))",
+            "TrainerProvider has no 'capabilities'; it is what traits() of the config class",
         ),
         (
             (

@@ -120,12 +120,12 @@ from gcore_core.contract.traits import Traits
 @dataclass(frozen=True, kw_only=True)
 class Config:
     def traits(self) -> Traits:
-        return Traits(shows_images=True)
+        return Traits(asks=True, shows_images=True)
 
 
 @hookimpl
 def gcore_rewards():
-    yield p.RewardProvider(summary="-", factory="shows:Shows", config=Config, asks=True)
+    yield p.RewardProvider(summary="-", factory="shows:Shows", config=Config)
 '''
 
 

@@ -17,6 +17,7 @@ from gcore_core.contract.providers import (
     GeneratorProvider,
     ObjectiveProvider,
 )
+from gcore_core.contract.traits import traits_of
 
 _TORCH = ("torch>=2.6",)
 _CALLS = {
@@ -149,7 +150,7 @@ def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
     if plan["placement"]["sleep_in_training"] == "always":
         yield "placement.sleep_in_training: a reader of rows cannot sleep; leave it out."
     trainer = job.provided[f"roles.{POLICY}"]
-    if plan["evaluation"]["data"] and "evaluate" not in trainer.spec.capabilities:
+    if plan["evaluation"]["data"] and not traits_of(job.objects[f"roles.{POLICY}"]).evaluates:
         yield (
             f"evaluation.data: {trainer.reference}, which roles.{POLICY} uses, cannot compute a "
             "loss without an update; leave the evaluation out, or take another trainer."

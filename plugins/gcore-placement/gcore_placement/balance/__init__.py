@@ -8,8 +8,6 @@ from gcore_core import hookimpl
 from gcore_core.contract.providers import BalancerProvider
 from gcore_placement.balance.config import CostConfig, TokensConfig
 
-_LEARNS = frozenset({"costs.learned"})
-
 
 @hookimpl
 def gcore_balancers() -> Iterable[BalancerProvider]:
@@ -19,7 +17,6 @@ def gcore_balancers() -> Iterable[BalancerProvider]:
             summary="costliest first to the lightest rank, evened out; counts may differ",
             factory="gcore_placement.balance.balancers:Cost",
             config=CostConfig,
-            capabilities=_LEARNS,
         )
     yield BalancerProvider(
         name="lpt-tokens",
@@ -32,19 +29,16 @@ def gcore_balancers() -> Iterable[BalancerProvider]:
         summary="Karmarkar-Karp differencing by cost, equal counts",
         factory="gcore_placement.balance.balancers:KarmarkarKarp",
         config=CostConfig,
-        capabilities=_LEARNS,
     )
     yield BalancerProvider(
         name="snake",
         summary="sorted by cost, dealt to and fro",
         factory="gcore_placement.balance.balancers:Snake",
         config=CostConfig,
-        capabilities=_LEARNS,
     )
     yield BalancerProvider(
         name="sorted",
         summary="sorted by cost, dealt in turn",
         factory="gcore_placement.balance.balancers:Sorted",
         config=CostConfig,
-        capabilities=_LEARNS,
     )

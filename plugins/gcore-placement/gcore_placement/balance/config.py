@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,3 +40,6 @@ class CostConfig(TokensConfig):
             raise ConfigError(
                 f"hidden_size is {self.hidden_size}, and must be positive", where="balance.config"
             )
+
+    def traits(self) -> Traits:
+        return Traits(learns_costs=True)

@@ -21,10 +21,6 @@ def gcore_generators() -> Iterable[p.GeneratorProvider]:
         summary="an engine with continuous batching that only spends time",
         factory="gcore_placement.sim.generator:SimGenerator",
         config=config.GeneratorConfig,
-        capabilities=frozenset(
-            {"abort", "determinism", "logprobs", "sleep", "weights.fingerprint"}
-            | {"weights.midway", "weights.push"}
-        ),
     )
 
 
@@ -62,7 +58,6 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         ),
         factory="gcore_placement.sim.asking:SimAsks",
         config=config.AsksConfig,
-        asks=True,
     )
 
 

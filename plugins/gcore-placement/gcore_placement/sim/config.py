@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 from gcore_core.kits.launching import LocalConfig
 
 #: workload -> (prompt tokens, answer tokens: median and sigma of log-normal ones, most answer
@@ -128,6 +129,17 @@ class GeneratorConfig:
     """Factor of all times above, at least 0: 1 is the emulated cluster's pace, 0.01 a hundred times
     as fast, 0 takes no time.
     """
+
+    def traits(self) -> Traits:
+        return Traits(
+            abort=True,
+            determinism=True,
+            fingerprints=True,
+            midway_weights=True,
+            receives_weights=True,
+            scores_logprobs=True,
+            sleeps=True,
+        )
 
     def __post_init__(self) -> None:
         _at_least_zero(self, "weights_gb", "push_s_per_gb", "sleep_s", "wake_s", "time_scale")
@@ -314,6 +326,9 @@ class AsksConfig:
 
     def __post_init__(self) -> None:
         _at_least_zero(self, "instructions")
+
+    def traits(self) -> Traits:
+        return Traits(asks=True)
 
 
 @dataclass(frozen=True, kw_only=True)

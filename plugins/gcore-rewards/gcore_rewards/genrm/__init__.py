@@ -19,7 +19,6 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         factory="gcore_rewards.genrm.judges:PointwiseJudge",
         config=PointwiseConfig,
         twin="gcore_rewards.genrm.twins:twin_of_judge",
-        asks=True,
     )
     yield p.RewardProvider(
         name="rubric",
@@ -30,7 +29,6 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         factory="gcore_rewards.genrm.judges:RubricJudge",
         config=RubricConfig,
         twin="gcore_rewards.genrm.twins:twin_of_rubric",
-        asks=True,
     )
     yield p.RewardProvider(
         name="pairwise",
@@ -41,7 +39,6 @@ def gcore_rewards() -> Iterable[p.RewardProvider]:
         factory="gcore_rewards.genrm.pairwise:PairwiseJudge",
         config=PairwiseConfig,
         level="group",
-        asks=True,
     )
 
 

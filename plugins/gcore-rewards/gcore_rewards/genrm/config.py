@@ -201,7 +201,7 @@ class JudgeConfig:
         return frozenset(self.images)
 
     def traits(self) -> Traits:
-        return Traits(shows_images=bool(self.images))
+        return Traits(asks=True, shows_images=bool(self.images))
 
     def general(self) -> str:
         """Returns the template that is used where none is set."""

@@ -137,16 +137,16 @@ def _reasons(output: str) -> list[str]:
 def _show(report: dict[str, Any]) -> None:
     from gcore_core.kits.commands import print_table
 
-    outcomes: dict[tuple[str, str], Counter[str]] = {}  # by contract and capability
+    outcomes: dict[tuple[str, str], Counter[str]] = {}  # by contract and trait
     for row in report["tests"]:
-        key = (row["contract"], row["capability"] or row["kind"])
+        key = (row["contract"], row["trait"] or row["kind"])
         outcomes.setdefault(key, Counter())[row["outcome"]] += 1
     tolerance = {row["contract"]: row["tolerance"] for row in report["tests"]}
     rows = [
         [contract, what, str(sum(counts.values())), _said(counts), f"{tolerance[contract]:g}"]
         for (contract, what), counts in outcomes.items()
     ]
-    print_table(["contract", "capability", "tests", "result", "tolerance"], rows)
+    print_table(["contract", "trait", "tests", "result", "tolerance"], rows)
     for row in report["tests"]:
         if row["outcome"] != "pass":
             print(f"{row['outcome']}: {row['contract']}::{row['test']} ({row['remark']})")

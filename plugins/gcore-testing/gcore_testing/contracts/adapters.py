@@ -1,4 +1,4 @@
-"""The part of the contracts about adapters that are pushed alone: "weights.adapter"."""
+"""The part of the contracts about adapters that are pushed alone: ``adapters``."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class TrainsAdapters(Contract):
     def adapter_trainer(self, trainer_context: WorkerContext) -> Iterator[Any]:
         """Gives a trainer that is like ``trainer`` but trains an adapter."""
         if not self.adapter_config:
-            pytest.fail('"weights.adapter" is claimed: name its settings in `adapter_config`')
+            pytest.fail("adapters is claimed: name its settings in `adapter_config`")
         yield from closing(self.build(trainer_context, **self.adapter_config))
 
-    @claims("weights.adapter")
+    @claims("adapters")
     def test_an_adapter_put_on_the_base_gives_the_exported_weights(
         self, adapter_trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -120,7 +120,7 @@ class PairWithAdapters(Contract):
     def adapter_trainer(self, context: WorkerContext) -> Iterator[Any]:
         """Gives a trainer of an adapter, where both sides can push one."""
         if not self.adapter_config:
-            self.not_claimed("weights.adapter (name the trainer's settings in `adapter_config`)")
+            self.not_claimed("adapters (name the trainer's settings in `adapter_config`)")
         parts = {"objective": self.objective()}
         trainer_context = replace(context, role="policy", parts=parts)
         yield from closing(self.build(trainer_context, **self.adapter_config))

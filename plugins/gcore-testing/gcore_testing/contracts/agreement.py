@@ -92,7 +92,7 @@ class TrainerWithGeneratorContract(PairWithAdapters):
         self, trainer: Any, generator: Any, requests: list[SampleRequest]
     ) -> None:
         if not hasattr(generator, "fingerprint"):
-            self.not_claimed("weights.fingerprint")
+            self.not_claimed("fingerprints")
         self._gap(trainer, sampled(generator, requests))
         pushed = exported(trainer)
         version = trainer.version

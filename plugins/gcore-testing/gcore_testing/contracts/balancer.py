@@ -117,7 +117,7 @@ class BalancerContract(Contract):
             counts = [len(part) for part in balancer.split(work(np.full(items, 20.0)), bins)]
             assert max(counts) - min(counts) <= 1, f"{items} equal records in {bins} bins: {counts}"
 
-    @claims("costs.learned")
+    @claims("learns_costs")
     def test_it_predicts_the_times_it_was_shown(self, balancer: Any) -> None:
         """It learns a machine on which attention takes all the time, then one without that cost."""
         draw = np.random.default_rng(1)
@@ -133,7 +133,7 @@ class BalancerContract(Contract):
                 f"R2 {r2:.3f} of costs and the seconds they were learned from"
             )
 
-    @claims("costs.learned")
+    @claims("learns_costs")
     def test_what_it_is_shown_cannot_break_it(self, balancer: Any) -> None:
         """It is shown times that do not vary, that fall with length, or that are absurd."""
         loads = [work(np.full(n, 100.0)) for n in (1, 2, 3)]
@@ -149,7 +149,7 @@ class BalancerContract(Contract):
             self.test_equal_records_are_dealt_evenly(balancer)
 
     def test_learning_is_claimed_or_absent(self, balancer: Any) -> None:
-        assert isinstance(balancer, LearnsCosts) == ("costs.learned" in self.claimed())
+        assert isinstance(balancer, LearnsCosts) == self.claimed().learns_costs
 
 
 def work(lengths: np.ndarray, extra: float = 0.0) -> Work:

@@ -3,7 +3,7 @@
     class TestMine(BalancerContract):
         provider = "mine"
 
-A test passes, fails or is not claimed. It ends as not claimed when it ``claims`` a capability that
+A test passes, fails or is not claimed. It ends as not claimed when it ``claims`` a trait that
 the provider's description does not have; such tests are counted and listed. ``known_gaps`` names
 failures that the author knows of. A gap that has closed fails until it is removed from there.
 """
@@ -23,6 +23,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ContractError, did_you_mean
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.providers import Provider
+from gcore_core.contract.traits import Traits, traits_of
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -31,11 +32,12 @@ class NotClaimed(pytest.skip.Exception):  # type: ignore[name-defined, misc]
     """Ends a test as not claimed. The message names what is not claimed."""
 
 
-def claims(capability: str) -> Callable[[T], T]:
-    """Marks a test of a capability; it ends as not claimed when the provider does not claim it."""
+def claims(trait: str) -> Callable[[T], T]:
+    """Marks a test of a trait; it ends as not claimed when the provider does not claim it."""
+    getattr(Traits(), trait)  # so that a misspelt one is no test that never runs
 
     def mark(test: T) -> T:
-        test.capability = capability  # type: ignore[attr-defined]
+        test.trait = trait  # type: ignore[attr-defined]
         return test
 
     return mark
@@ -61,7 +63,7 @@ class Contract:
     provider: what ``use:`` says ("torch", "core/varied"), or a description. It may stay None when
         the fixture that gives the tested object is overridden.
     config: settings that the provider is made with.
-    capabilities: what the tested object claims; None to read it from the provider's description.
+    traits: what the tested object claims; None to ask the provider's config, with ``config``.
     tolerance: how much numbers may differ; each contract says of which and in what unit.
     known_gaps: name of a test, or of one of its cases ("test_x[case]") -> why it fails, with a link
         where there is one.
@@ -70,7 +72,7 @@ class Contract:
     kind: ClassVar[str] = ""
     provider: ClassVar[str | Provider | None] = None
     config: ClassVar[Mapping[str, Any]] = {}
-    capabilities: ClassVar[frozenset[str] | None] = None
+    traits: ClassVar[Traits | None] = None
     tolerance: ClassVar[float] = 0.0
     known_gaps: ClassVar[Mapping[str, str]] = {}
 
@@ -101,20 +103,22 @@ class Contract:
                 request.node.add_marker(
                     pytest.mark.xfail(reason=self.known_gaps[name], strict=True)
                 )
-        capability = getattr(request.function, "capability", "")
-        if capability and capability not in self.claimed():
-            self.not_claimed(capability)
+        trait = getattr(request.function, "trait", "")
+        if trait and not getattr(self.claimed(), trait):
+            self.not_claimed(trait)
 
     @classmethod
     def not_claimed(cls, what: str) -> NoReturn:
         raise NotClaimed(f"not claimed: {what}")
 
     @classmethod
-    def claimed(cls) -> frozenset[str]:
-        """Returns the capabilities that the class names, or those in the provider's description."""
-        if cls.capabilities is not None:
-            return cls.capabilities
-        return frozenset() if cls.provider is None else cls.description().capabilities
+    def claimed(cls) -> Traits:
+        """Returns the traits that the class names, or those of the provider's config."""
+        if cls.traits is not None:
+            return cls.traits
+        if cls.provider is None:
+            return Traits()
+        return traits_of(config_of(cls.description(), cls.config))
 
     @classmethod
     def description(cls, kind: str = "") -> Provider:
@@ -164,8 +168,12 @@ def described(provider: str | Provider, kind: str) -> Provider:
 
 def make(spec: Provider, settings: Mapping[str, Any], *args: Any) -> Any:
     """Calls a provider's factory with its own config object, made of ``settings``."""
-    config = None if spec.config is None else msgspec.convert(dict(settings), spec.config)
-    return import_attribute(spec.factory)(config, *args)
+    return import_attribute(spec.factory)(config_of(spec, settings), *args)
+
+
+def config_of(spec: Provider, settings: Mapping[str, Any]) -> Any:
+    """Returns a provider's own config object, made of ``settings``; None where it has no class."""
+    return None if spec.config is None else msgspec.convert(dict(settings), spec.config)
 
 
 def closing(backend: Any) -> Iterator[Any]:

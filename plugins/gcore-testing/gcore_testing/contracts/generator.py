@@ -1,4 +1,4 @@
-"""The contract of a generator: its records, its seeds and its capabilities."""
+"""The contract of a generator: its records, its seeds and its traits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OF_SAMPLES = frozenset(
 
 
 class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Contract):
-    """To test a generator, override ``provider``, or both ``generator`` and ``capabilities``.
+    """To test a generator, override ``provider``, or both ``generator`` and ``traits``.
 
     tolerance: how much log-probs may differ, in nats.
     reads: whether its records are read and not sampled. What is about chance, log-probs and prompts
@@ -61,8 +61,8 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
     steps_limit: number of calls of ``step`` within which a batch must end.
 
     One that claims routing needs the fixture ``expert_generator``, unless ``generator`` has
-    experts. A generator that claims weights.push and has no model directory also needs the fixture
-    ``weights``. One that claims sleep and is not on CUDA needs the fixture ``memory``.
+    experts. A generator that claims receives_weights and has no model directory also needs the
+    fixture ``weights``. One that claims sleeps and is not on CUDA needs the fixture ``memory``.
     """
 
     kind: ClassVar[str] = "generator"
@@ -225,7 +225,7 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
         for record in ended:
             expected = alone[key_of(record)].columns
             np.testing.assert_array_equal(record.columns["prompt_ids"], expected["prompt_ids"])
-            if "determinism" in self.claimed():
+            if self.claimed().determinism:
                 np.testing.assert_array_equal(record.columns["action_ids"], expected["action_ids"])
 
     # -- bad requests ------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             two = after[key_of_request(other)]
             np.testing.assert_array_equal(one.columns["action_ids"], two.columns["action_ids"])
 
-    @claims("logprobs")
+    @claims("scores_logprobs")
     def test_logprobs_are_those_at_the_temperature_told(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:

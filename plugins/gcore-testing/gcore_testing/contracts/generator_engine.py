@@ -10,14 +10,10 @@ import pytest
 
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import (
-    Fingerprints,
-    ReceivesWeights,
     SampleRequest,
-    ScoresLogprobs,
-    Sleeps,
 )
 from gcore_core.contract.records import TensorSpec, WeightPlan
-from gcore_core.contract.weight_transfer import ReceivesDevice
+from gcore_core.contract.traits import methods_of, protocols_of
 from gcore_testing.contracts.base import Contract, claims
 from gcore_testing.contracts.weights import digests, load, perturbed, push, read_model
 from gcore_testing.safetensors_files import Tensors
@@ -25,14 +21,8 @@ from gcore_testing.safetensors_files import Tensors
 if TYPE_CHECKING:
     from gcore_core.contract.generator import Finished
 
-#: Capability -> its protocol, and the names of the protocol's methods.
-_PROTOCOLS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "logprobs": (ScoresLogprobs, ("logprobs",)),
-    "sleep": (Sleeps, ("sleep", "wake")),
-    "weights.device": (ReceivesDevice, ("push_offers", "push_reader")),
-    "weights.fingerprint": (Fingerprints, ("fingerprint",)),
-    "weights.push": (ReceivesWeights, ("begin_weights", "load_weights", "commit_weights")),
-}
+#: Trait -> the protocol that keeps it.
+_PROTOCOLS = protocols_of("generator")
 
 
 class EngineTests(Contract):
@@ -63,31 +53,32 @@ class EngineTests(Contract):
         tensors = read_model(model)
         if not tensors:
             pytest.fail(
-                "weights.push is claimed: give the fixture `weights`, or a `model` with safetensors"
+                "receives_weights is claimed: give the fixture `weights`, or a `model` with "
+                "safetensors"
             )
         return tensors
 
-    @pytest.mark.parametrize("capability", _PROTOCOLS)
-    def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, capability: str) -> None:
-        """The methods of a capability that is not claimed are absent, or they raise.
+    @pytest.mark.parametrize("trait", _PROTOCOLS)
+    def test_a_claim_is_implemented_and_nothing_else(self, generator: Any, trait: str) -> None:
+        """The methods of a trait that is not claimed are absent, or they raise.
 
         A method that does nothing would look like one that works.
         """
-        protocol, methods = _PROTOCOLS[capability]
-        if capability in self.claimed():
+        protocol = _PROTOCOLS[trait]
+        if getattr(self.claimed(), trait):
             assert isinstance(generator, protocol), (
-                f"{capability} is claimed, {protocol.__name__} is not implemented"
+                f"{trait} is claimed, {protocol.__name__} is not implemented"
             )
             return
-        present = [method for method in methods if hasattr(generator, method)]
+        present = [method for method in methods_of(protocol) if hasattr(generator, method)]
         for method in present:
             with pytest.raises(Exception, match=r"(?s).+"):
                 getattr(generator, method)(*_ARGUMENTS.get(method, ()))
-        self.not_claimed(capability)
+        self.not_claimed(trait)
 
     def test_abort_works_or_refuses(self, generator: Any, requests: list[SampleRequest]) -> None:
         """``abort`` is in the protocol, so without the claim it must raise."""
-        if "abort" in self.claimed():
+        if self.claimed().abort:
             assert generator.abort([]) == []
             return
         generator.submit(requests[:1])
@@ -97,7 +88,7 @@ class EngineTests(Contract):
 
     # -- weights -----------------------------------------------------------------------------------
 
-    @claims("weights.push")
+    @claims("receives_weights")
     def test_a_record_names_the_version_that_sampled_it(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -110,7 +101,7 @@ class EngineTests(Contract):
         expected = (before + 3, before + 3)
         assert {record.versions for record in self.run(generator, requests).values()} == {expected}
 
-    @claims("weights.push")
+    @claims("receives_weights")
     def test_other_weights_give_other_samples_and_the_old_ones_the_old(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -128,7 +119,7 @@ class EngineTests(Contract):
         Under determinism, all log-probs are bitwise equal. Otherwise, wherever the first
         actions are equal, their log-probs agree within ``tolerance``; at least one must be equal.
         """
-        if "determinism" in self.claimed():
+        if self.claimed().determinism:
             return all(
                 one[k].columns["logp"].tobytes() == other[k].columns["logp"].tobytes() for k in one
             )
@@ -139,7 +130,7 @@ class EngineTests(Contract):
         ]
         return bool(gaps) and max(gaps) <= self.tolerance
 
-    @claims("weights.push")
+    @claims("receives_weights")
     def test_samples_that_run_through_a_push_say_so(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -168,7 +159,7 @@ class EngineTests(Contract):
         for record in later:
             if record.versions[0] > before:
                 continue
-            if "determinism" in self.claimed():
+            if self.claimed().determinism:
                 key = (record.request.ordinal, record.request.sample)
                 same = record.columns["logp"][0] == undisturbed[key].columns["logp"][0]
             else:  # another sample that begins alike tells what the older weights say
@@ -177,7 +168,7 @@ class EngineTests(Contract):
                 same = (abs(told - first_logp.get(action, told)) <= self.tolerance).all()
             assert same, "a log-prob is not of the weights that sampled its action"
 
-    @claims("weights.push")
+    @claims("receives_weights")
     def test_an_older_push_is_refused(self, generator: Any, weights: Tensors) -> None:
         push(generator, weights, generator.version + 5)
         version = generator.version
@@ -185,7 +176,7 @@ class EngineTests(Contract):
             generator.begin_weights(WeightPlan(version - 1, [spec for spec, _ in weights]))
         assert generator.version == version
 
-    @claims("weights.push")
+    @claims("receives_weights")
     @pytest.mark.parametrize(
         "change", ["a tensor is missing", "one is unknown", "one has another shape"]
     )
@@ -207,7 +198,7 @@ class EngineTests(Contract):
         tensor = "another.model" if change == "one is unknown" else first.name
         assert tensor in str(raised.value), f"the error must name the tensor {tensor!r}"
 
-    @claims("weights.fingerprint")
+    @claims("fingerprints")
     def test_the_fingerprint_is_that_of_the_pushed_bytes(
         self, generator: Any, weights: Tensors
     ) -> None:
@@ -217,7 +208,7 @@ class EngineTests(Contract):
             push(generator, pushed, version)
             assert generator.fingerprint() == digests(pushed)
 
-    @claims("weights.fingerprint")
+    @claims("fingerprints")
     def test_a_half_loaded_push_shows_in_the_fingerprint(
         self, generator: Any, weights: Tensors
     ) -> None:

@@ -75,7 +75,7 @@ class LogprobTests(Contract):
         set of the k most probable ones is held to the binomial distribution by an exact test.
         All of them together raise a false alarm with a probability of 1e-6 at most.
         """
-        weights = request.getfixturevalue("weights") if "weights.push" in self.claimed() else None
+        weights = request.getfixturevalue("weights") if self.claimed().receives_weights else None
         if weights:
             push(generator, scaled(weights, SHARPEN), generator.version + 1)
         try:

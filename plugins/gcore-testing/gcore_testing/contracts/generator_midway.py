@@ -45,10 +45,12 @@ class MidwayTests(Contract):
         def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
     def _asks_for_scores(self) -> None:
-        if "logprobs" not in self.claimed():
-            self.not_claimed("logprobs, by which actions on both sides of a cut are scored again")
+        if not self.claimed().scores_logprobs:
+            self.not_claimed(
+                "scores_logprobs, by which actions on both sides of a cut are scored again"
+            )
 
-    @claims("weights.midway")
+    @claims("midway_weights")
     def test_a_push_cuts_a_sample_in_old_and_new_logprobs(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -73,7 +75,7 @@ class MidwayTests(Contract):
                 return
         pytest.fail("no sample went on through the push: let samples be longer")
 
-    @claims("weights.midway")
+    @claims("midway_weights")
     def test_two_pushes_cut_a_sample_twice(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -96,7 +98,7 @@ class MidwayTests(Contract):
                 return
         pytest.fail("no sample went on through both pushes: let samples be longer")
 
-    @claims("weights.midway")
+    @claims("midway_weights")
     def test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -110,7 +112,7 @@ class MidwayTests(Contract):
         scorable = without_media(later)
         self._check(scorable, [_scored(generator, scorable)])
 
-    @claims("weights.midway")
+    @claims("midway_weights")
     def test_a_record_that_was_cut_says_which_version_sampled_each_action(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:
@@ -147,7 +149,7 @@ class MidwayTests(Contract):
                 return
         pytest.fail("no sample went on through a push: let samples be longer")
 
-    @claims("weights.midway")
+    @claims("midway_weights")
     def test_new_samples_use_nothing_that_older_weights_have_cached(
         self, generator: Any, requests: list[SampleRequest], weights: Tensors
     ) -> None:

@@ -26,6 +26,7 @@ import pytest
 
 from gcore_core.config import catalog
 from gcore_core.config.plan import load_plan
+from gcore_core.config.plugin_description import default_traits
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import GcoreError, PluginBroken
 from gcore_core.contract.factories import import_attribute, import_source, reference_to
@@ -40,20 +41,13 @@ from gcore_core.contract.providers import (
     TrainerProvider,
 )
 from gcore_core.contract.records import Prompt
+from gcore_core.contract.traits import methods_of, protocols_of
 from gcore_core.run.initial_placement import find_nodes, place
 from gcore_testing import fake
 from gcore_testing.contracts.base import Contract
 
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
 HOOKS_LIMIT_S = 0.5
-#: capability -> methods that the factory's class must have
-METHODS = {
-    "logprobs": ("logprobs",),
-    "sleep": ("sleep", "wake"),
-    "weights.device": ("push_offers", "push_reader"),
-    "weights.fingerprint": ("fingerprint",),
-    "weights.push": ("begin_weights", "load_weights", "commit_weights"),
-}
 
 # Programs for a new process. Each imports what its first argument names, a factory or a module, and
 # prints which of the engines in the third argument are imported then.
@@ -252,11 +246,12 @@ class PluginContract(Contract):
                 continue
             if not inspect.isclass(backend):
                 continue
-            for capability, methods in METHODS.items():
-                has = all(hasattr(backend, method) for method in methods)
-                claimed = capability in item.spec.capabilities
+            traits = default_traits(item.spec.config)
+            for trait, protocol in protocols_of("generator").items():
+                has = all(hasattr(backend, method) for method in methods_of(protocol))
+                claimed = getattr(traits, trait)
                 assert has == claimed, (
-                    f"{item.reference}: {capability} claimed: {claimed}, implemented: {has}"
+                    f"{item.reference}: {trait} claimed: {claimed}, implemented: {has}"
                 )
 
     def test_settings_survive_yaml(self, provided: list[Provided]) -> None:

@@ -44,7 +44,7 @@ class SleepTests(Contract):
             )
         return lambda: int(cuda.memory_reserved())
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_sleep_gives_memory_back(
         self, generator: Any, requests: list[SampleRequest], memory: Callable[[], int]
     ) -> None:
@@ -55,7 +55,7 @@ class SleepTests(Contract):
         generator.wake()
         assert asleep < awake, f"{awake} bytes were held before, {asleep} are held asleep"
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_sleep_keeps_the_version_and_the_weights(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
@@ -72,14 +72,14 @@ class SleepTests(Contract):
             assert (generator.version, hashes()) == (version, hashes_before)
             after = self.run(generator, requests)
             assert self._same(before, after)
-        if "determinism" in self.claimed():
+        if self.claimed().determinism:
             for key in before:
                 assert (
                     before[key].columns["action_ids"].tobytes()
                     == after[key].columns["action_ids"].tobytes()
                 ), key
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_who_sleeps_does_not_sample(
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:

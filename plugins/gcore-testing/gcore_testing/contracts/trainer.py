@@ -205,7 +205,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         self, context: WorkerContext, objective: Any, columns: tuple[str, ...]
     ) -> WorkerContext:
         """Gives the context of a role that gives columns: of values, where the trainer has them."""
-        has_values = "values" in self.description().capabilities
+        has_values = self.claimed().value_head
         parts = {"objective": SquaredError() if has_values else objective}
         return replace(context, role="critic", parts=parts, columns=columns)
 
@@ -366,7 +366,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
     ) -> None:
         assert [dict(row) for row in trainer.prepare(records, frozenset())] == [{}] * len(records)
 
-    @claims("annotate")
+    @claims("annotates")
     def test_annotating_gives_finite_columns_and_changes_nothing(
         self, annotating: Any, columns: tuple[str, ...], records: list[TrainRecord]
     ) -> None:
@@ -384,7 +384,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         assert annotating.annotate([]) == [], "a rank may have no records"
         assert digests(exported(annotating)) == before
 
-    @claims("values")
+    @claims("value_head")
     def test_a_value_head_learns_the_numbers_of_records(
         self, context: WorkerContext, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -395,7 +395,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             assert losses[-1] < losses[0]
             assert losses[0] > 0
 
-    @claims("advantages.action")
+    @claims("action_advantages")
     def test_advantages_of_actions_train_as_those_of_records_where_they_are_equal(
         self,
         trainer: Any,
@@ -434,7 +434,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         )
         assert largest_change(one, two) <= self.tolerance
 
-    @claims("sharding.nodes")
+    @claims("sharding_over_nodes")
     def test_ranks_meet_at_an_address(self, model: Mapping[str, Any], tmp_path: Path) -> None:
         """Two processes without a common directory give the weights of two that have one."""
         from gcore_testing.contracts.rank import trained_by
@@ -466,11 +466,11 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
                 spec.name
             )
 
-    @claims("weights.device")
+    @claims("device_weights")
     def test_tensors_on_the_device_are_the_exported_ones(self, trainer: Any) -> None:
         """They come in the same order, as flat bytes that can be copied to the host."""
         sends = isinstance(trainer, SendsDevice)
-        assert sends, "weights.device is claimed, SendsDevice is not implemented"
+        assert sends, "device_weights is claimed, SendsDevice is not implemented"
         tensors = [
             (spec, content.nbytes, on_host(content)) for spec, content in trainer.export_tensors()
         ]
@@ -497,7 +497,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         ] == expected
         assert digests(exported(trainer)) == after
 
-    @claims("logprobs.compared")
+    @claims("compares_logprobs")
     def test_log_probs_at_the_start_of_a_step_are_those_before_its_first_update(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -517,7 +517,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             assert own.logp == pytest.approx(same.logp, abs=self.tolerance), "after the update"
             assert not np.allclose(own.logp, other.logp, atol=1e-7), "not of the second step"
 
-    @claims("logprobs.tokens")
+    @claims("token_logprobs")
     def test_log_probs_of_other_tokens_are_those_of_the_actions_distributions(
         self, trainer_context: WorkerContext, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -581,7 +581,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         }
         assert of_trained <= {logp for logp, _ in objective.seen}, "an action has no age"
 
-    @claims("logprobs")
+    @claims("scores_logprobs")
     def test_log_probs_of_given_actions_are_those_of_the_weights_it_holds(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -604,11 +604,11 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             assert own.dtype == other.dtype == np.float32
             assert own.shape == other.shape == record.columns["action_ids"].shape
             assert not np.allclose(own, other, atol=1e-7), "the update is not in them"
-        if "logprobs.compared" in self.claimed():
+        if self.claimed().compares_logprobs:
             for own, start in zip(later, trainer.start_logprobs(), strict=True):
                 np.testing.assert_allclose(own, start.logp, atol=self.tolerance, rtol=0)
 
-    @claims("objective.adapts")
+    @claims("adapts_objective")
     def test_an_objective_sees_the_metrics_of_each_step_once(
         self,
         showing_trainer: Any,
@@ -623,7 +623,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             shown = sees_steps.seen[-1]
             assert [name for name in METRICS if shown.get(name) != metrics[name]] == []
 
-    @claims("objective.adapts")
+    @claims("adapts_objective")
     def test_what_an_objective_has_learned_is_saved_and_loaded(
         self,
         showing_trainer: Any,
@@ -640,7 +640,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
         showing_trainer.load(tmp_path)
         assert sees_steps.seen == saved, "the objective's state is not that of the checkpoint"
 
-    @claims("evaluate")
+    @claims("evaluates")
     def test_an_evaluation_adds_up_and_changes_nothing(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:
@@ -665,7 +665,7 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             metrics["loss"], rel=1e-4, abs=1e-5
         ), "it is not the loss of the update that follows"
 
-    @claims("save.background")
+    @claims("saves_in_background")
     def test_a_save_in_the_background_is_of_the_moment_it_began(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray, tmp_path: Path
     ) -> None:
@@ -689,9 +689,9 @@ class TrainerContract(TrainsAdapters, TrainerSleepTests):
             assert digests(exported(trainer)) == after
 
     def test_saving_in_the_background_is_claimed_where_it_is_there(self, trainer: Any) -> None:
-        claimed = "save.background" in self.claimed()
+        claimed = self.claimed().saves_in_background
         assert isinstance(trainer, SavesInBackground) == claimed, (
-            f"save.background claimed: {claimed}"
+            f"saves_in_background claimed: {claimed}"
         )
 
     def test_saved_weights_are_the_exported_ones(

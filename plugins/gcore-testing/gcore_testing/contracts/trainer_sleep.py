@@ -44,10 +44,10 @@ class TrainerSleepTests(Contract):
 
     def test_sleep_is_claimed_where_it_is_there(self, trainer: Any) -> None:
         """A claim needs the methods. A trainer may have them, as by inheritance, and not claim."""
-        claimed = "sleep" in self.claimed()
+        claimed = self.claimed().sleeps
         assert isinstance(trainer, SleepsInRollout) >= claimed, f"sleep claimed: {claimed}"
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_a_trainer_that_sleeps_gives_memory_back(
         self,
         trainer: Any,
@@ -62,7 +62,7 @@ class TrainerSleepTests(Contract):
         trainer.wake()
         assert asleep < awake / 2, f"{awake} bytes were held before, {asleep} are held asleep"
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_a_run_with_sleep_has_the_bits_of_one_without(
         self,
         trainer: Any,
@@ -83,7 +83,7 @@ class TrainerSleepTests(Contract):
             assert found["grad_norm"] == expected["grad_norm"]
         assert digests(exported(trainer)) == digests(exported(restless))
 
-    @claims("sleep")
+    @claims("sleeps")
     def test_a_trainer_that_sleeps_does_not_train(
         self, trainer: Any, records: list[TrainRecord], advantages: np.ndarray
     ) -> None:

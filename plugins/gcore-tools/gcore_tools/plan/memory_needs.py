@@ -18,7 +18,6 @@ from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
-from gcore_core.contract.providers import ControllerProvider
 from gcore_core.contract.traits import traits_of
 from gcore_core.kits.models import find_made, models_cache
 
@@ -211,13 +210,12 @@ def _records(plan: ResolvedJob, role: str) -> int:
 
     Generators that draw ahead of the trainer, or for a filter, may draw more than a step trains on.
     """
-    groups = traits_of(plan.objects.get("controller")).groups_per_step
+    controller = traits_of(plan.objects.get("controller"))
+    groups = controller.groups_per_step
     if plan.provided[f"roles.{role}"].kind == "trainer":
         return groups * _group_size(plan)
-    controller = plan.provided["controller"].spec
-    overlaps = isinstance(controller, ControllerProvider) and controller.overlaps
     filters = plan.settings.filter.use != FilterSettings().use  # the default one keeps all
-    if role != ROLLOUT or not groups or overlaps or filters:
+    if role != ROLLOUT or not groups or controller.overlaps or filters:
         return 0
     evaluates = "evaluation.data" in plan.provided
     evaluated = plan.settings.evaluation.prompts if evaluates else 0
