@@ -359,10 +359,16 @@ def _call(impl: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
 
 
 def _yielded(plugin: Installed, hook: str, impl: pluggy.HookImpl) -> list[Any]:
-    """Returns what a provider hook describes. Raises PluginBroken when the hook fails."""
+    """Returns what a provider hook describes.
+
+    Raises ContractError for a description that cannot be, and PluginBroken when the hook fails.
+    """
     try:
         descriptions: Any = impl.function()
         return list(descriptions)
+    except ContractError as error:
+        error.where, error.facts["plugin"] = _who(plugin), plugin.name
+        raise
     except Exception as error:
         raise PluginBroken(
             f"{_who(plugin)}: {hook} failed: {type(error).__name__}: {error}",

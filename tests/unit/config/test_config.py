@@ -592,6 +592,27 @@ def test_a_reward_that_is_no_function_of_one_record_is_not_asked_alone(
     load_plan(job(), ["rewards.length.alone_every=4"])
 
 
+def test_traits_of_another_kind_are_refused(job: Job, installed: InstalledPlugins) -> None:
+    installed.add(
+        "odd",
+        (
+            "from dataclasses import dataclass\nfrom gcore_core import hookimpl\n"
+            "from gcore_core.contract import providers as p\n"
+            "from gcore_core.contract.traits import Traits\n"
+            "@dataclass(frozen=True)\nclass Odd:\n"
+            "    def traits(self):\n        return Traits(sleeps=True)\n"
+            "@hookimpl\ndef gcore_rewards():\n"
+            "    yield p.RewardProvider(summary='-', factory='a:B', config=Odd)\n"
+        ),
+    )
+    with pytest.raises(ContractError) as caught:
+        load_plan(job(), ["rewards.length.use=odd"])
+    assert str(caught.value).startswith(
+        "rewards.length: reward odd claims what is not its own: Traits.sleeps is of generator, "
+        "trainer, not of reward."
+    )
+
+
 def test_no_role_has_a_name_of_the_core_s_own_processes(job: Job) -> None:
     text = message(job(), "roles.agent.use=fake", "rewards.length.role=agent")
     assert "roles.agent: processes of the core are named so" in text

@@ -95,7 +95,7 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
             "@hookimpl\ndef gcore_trainers():\n"
             "    yield p.TrainerProvider(summary='', factory='a:b', "
             "capabilities=frozenset({'sleep'}))",
-            "TrainerProvider has no 'capabilities'; it is what traits() of the config class",
+            "TrainerProvider has no 'capabilities'; it is what traits",
         ),
         (
             (
