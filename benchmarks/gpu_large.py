@@ -375,7 +375,7 @@ def _quickstart(folder: Path, name: str, *settings: str) -> Path:
 
 def repeat(folder: Path) -> list[Claim]:
     """Returns how many hashes two deterministic runs have."""
-    from gcore_core.run.export import weights_sha256
+    from gcore_core.run.saved_weights import weights_sha256
 
     runs = [_quickstart(folder, f"repeat-{place}", "run.deterministic=true") for place in range(2)]
     hashes = {weights_sha256(run / "weights") for run in runs}

@@ -1,13 +1,12 @@
 """Measures how the code reads, from the code itself: density, layers, types.
 
-Without bars, since a formatter alone moves them: AST nodes a line of code, tuple assignments among
-assignments, own-line comments for 100 lines of code. Of the core, and of all distributions.
-
 With bars, all 0:
 
 import_circles                  modules of the core that import each other in a circle
 contract_imports_of_ours        imports of the project by ``gcore_core.contract`` outside itself
-contract_words_never_called     words of the contract that nothing in the core calls
+contract_words_never_called     words of the contract that neither the core nor a plugin, contrib or
+                                a template of ``g-core new`` uses, tests left out
+                                (tests/architecture/contract_words.py)
 endpoints_named_by_string       calls and services that name a declared endpoint by a string
 mypy_errors_all_distributions   errors of ``mypy --strict`` over the core and every plugin
 modules_plugins_import_outside_contract_and_kit
@@ -15,12 +14,17 @@ modules_plugins_import_outside_contract_and_kit
 claims_without_bar_or_place     figures of the newest release that no page quotes; what scripts
                                 print without a bar or a place is a detail (report.py)
 
+names_to_know_for_a_new_engine  words of ``gcore_core.contract``, ``gcore_core.kits`` and
+                                ``gcore_testing`` that what ``g-core new --kind generator`` writes
+                                imports, implements or sets, aim 20 (house_words.py)
+
 Of the kernel, which is the core without its test kit, and what is in its way:
 
 distributions                   the core and what lies in plugins/, at most 18
 kernel_code_lines               without docstrings, comments and blank lines
 nodes_per_line                  AST nodes a line of code, at most 5.2: short is not dense
 lines_over_90_columns_share     of these lines
+all_code_lines                  the same of all distributions
 modules_touched_by_IDEA         modules of the kernel that speak of an idea, at most 10
 excluded_pairs                  pairs of features that check refuses (house_pairs.py); each is a
                                 detail, refused: ONE with OTHER
@@ -51,6 +55,7 @@ import figures
 import release
 from house_pairs import measure_pairs
 from house_walks import Walk, walk_of_kill, walk_of_step
+from house_words import names_to_know
 from report import Claim, add_options, publish, report_of
 from step_costs import measure_costs
 
@@ -86,17 +91,11 @@ class Text:
 
     code: lines that are neither empty, comment nor docstring.
     nodes: statements and expressions.
-    assignments: assignments, those to several names among them.
-    tuple_assignments: assignments of several values to several names.
-    own_line_comments: comments that have a line of their own.
     wide: lines of code of more than ``WIDE`` columns.
     """
 
     code: int
     nodes: int
-    assignments: int
-    tuple_assignments: int
-    own_line_comments: int
     wide: int
 
 
@@ -134,7 +133,7 @@ def module_name(file: Path, package: Path) -> str:
 
 def read_text(files: Iterable[Path]) -> Text:
     """Returns the counts over all files."""
-    code = nodes = assignments = tuple_assignments = comments = wide = 0
+    code = nodes = wide = 0
     for file in files:
         source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -148,20 +147,8 @@ def read_text(files: Iterable[Path]) -> Text:
         ]
         code += len(code_lines)
         wide += sum(len(line) > WIDE for line in code_lines)
-        comments += len(own_line)
-        for node in ast.walk(tree):
-            nodes += isinstance(node, ast.stmt | ast.expr)
-            if isinstance(node, ast.Assign):
-                assignments += 1
-                tuple_assignments += is_tuple_assignment(node)
-    return Text(
-        code=code,
-        nodes=nodes,
-        assignments=assignments,
-        tuple_assignments=tuple_assignments,
-        own_line_comments=comments,
-        wide=wide,
-    )
+        nodes += sum(isinstance(node, ast.stmt | ast.expr) for node in ast.walk(tree))
+    return Text(code=code, nodes=nodes, wide=wide)
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:
@@ -177,13 +164,6 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 def is_own_line_comment(token: tokenize.TokenInfo) -> bool:
     """Returns whether a token is a comment that has a line of its own."""
     return token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
-
-
-def is_tuple_assignment(node: ast.Assign) -> bool:
-    """Returns whether a statement gives several names several values, as ``a, b = x, y`` does."""
-    return isinstance(node.value, ast.Tuple) and any(
-        isinstance(target, ast.Tuple) for target in node.targets
-    )
 
 
 # -- who imports whom ------------------------------------------------------------------------------
@@ -304,34 +284,22 @@ def mypy_errors() -> int:
     return 0
 
 
-def contract_words_never_called() -> int | None:
-    """Returns the number of words of the contract that nothing calls; None without the checker.
+def contract_words_never_called() -> list[str]:
+    """Returns the words of the contract that nothing calls.
 
     The checker is that of the architecture tests.
     """
     file = ROOT / "tests/architecture/contract_words.py"
     spec = importlib.util.spec_from_file_location("contract_words", file)
-    if not file.exists() or spec is None or spec.loader is None:
-        return None
+    if spec is None or spec.loader is None:
+        raise RuntimeError(f"{file} is no module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return len(module.never_called())
+    return list(module.never_called())
 
 
 # -- all together ----------------------------------------------------------------------------------
-
-
-def density(name: str, text: Text) -> list[Claim]:
-    """Returns the claims about how dense some files are."""
-    share = 100 * text.tuple_assignments / text.assignments
-    comments = 100 * text.own_line_comments / text.code
-    return [
-        Claim(f"{name}_code_lines", text.code, "lines"),
-        Claim(f"{name}_nodes_per_line", text.nodes / text.code, "AST nodes"),
-        Claim(f"{name}_tuple_assignments", share, "% of assignments"),
-        Claim(f"{name}_own_line_comments", comments, "per 100 lines"),
-    ]
 
 
 def kernel_files() -> list[Path]:
@@ -348,6 +316,7 @@ def kernel() -> list[Claim]:
         Claim("kernel_code_lines", text.code, "lines"),
         Claim("nodes_per_line", text.nodes / text.code, "AST nodes", bar=5.2, op="<="),
         Claim("lines_over_90_columns_share", wide, "of lines of code"),
+        Claim("all_code_lines", read_text(files_of(packages())).code, "lines"),
     ]
 
 
@@ -410,6 +379,18 @@ def costs() -> list[Claim]:
     ]
 
 
+def words() -> list[Claim]:
+    """Returns the claims about the words of the contract; each that is counted is one of them."""
+    known = names_to_know("generator")
+    hollow = contract_words_never_called()
+    return [
+        none_of("contract_words_never_called", len(hollow)),
+        *(Claim(f"never called: {name}", 1, "word") for name in hollow),
+        Claim("names_to_know_for_a_new_engine", len(known), "words"),
+        *(Claim(f"to know: {name}", 1, "word") for name in sorted(known)),
+    ]
+
+
 def none_of(name: str, count: int) -> Claim:
     """Returns a claim whose bar is 0."""
     return Claim(name, count, "found", bar=0, op="<=")
@@ -444,25 +425,13 @@ def structure() -> list[Claim]:
     ]
 
 
-def text() -> list[Claim]:
-    """Returns the claims about how dense all code is."""
-    return [
-        *density("core", read_text(files_of([CORE]))),
-        *density("all", read_text(files_of(packages()))),
-    ]
-
-
 def style() -> list[Claim]:
     """Returns the claims about what must not be found."""
-    claims = [
+    return [
         *structure(),
         none_of("endpoints_named_by_string", len(endpoints_by_string(files_of(packages())))),
         none_of("claims_without_bar_or_place", len(figures.without_place())),
     ]
-    hollow = contract_words_never_called()
-    if hollow is not None:
-        claims.append(none_of("contract_words_never_called", hollow))
-    return claims
 
 
 def types() -> list[Claim]:
@@ -471,11 +440,11 @@ def types() -> list[Claim]:
 
 
 PARTS: dict[str, Callable[[], list[Claim]]] = {
-    "text": text,
     "style": style,
     "types": types,
     "kernel": kernel,
     "ideas": ideas,
+    "words": words,
     "pairs": excluded,
     "walks": walks,
     "costs": costs,

@@ -54,7 +54,7 @@ from gcore_nodes.identity import make_identity
 from quickstart_runs import RECIPE, finished_rows
 from report import Claim, add_options, median_ratio, publish, repeated
 
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

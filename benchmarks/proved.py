@@ -63,7 +63,7 @@ from quickstart_runs import (
 from report import Claim, add_options, publish, repeated
 
 from gcore_core.config.plan import load_plan
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 
 if TYPE_CHECKING:
     import sentinel_trials  # with torch, which the other parts do without

@@ -5,7 +5,9 @@ result, with the digest of the files that it tests. A part that passed is kept u
 files changes; ``--fresh`` runs everything. A part that fails, or takes four times its budget,
 does not end the others, and a run that was cut off loses one part.
 
-The result, tests/long_tests.json, is committed. What both scripts name alike is run once.
+The result, tests/long_tests.json, is committed: it says on which commit each part passed last.
+Where the digest is not that of the files as they are, ``--list`` says "on older code", and the part
+is run again. What both scripts name alike is run once.
 """
 
 from __future__ import annotations
@@ -37,26 +39,11 @@ from tests.stages import PATIENCE, minutes, run_command  # noqa: E402
 RESULT = ROOT / "tests" / "long_tests.json"
 #: What parts run that name no distributions: all of them, recipes, pins, what tests share.
 CODE = ("gcore_core", "plugins/*/gcore_*", "recipes", "constraints.txt", "tests/support")
-#: What a run is made of. Contracts and fakes for tests, calls from Python and other commands than
-#: `g-core run` change none.
-CORE = tuple(
-    f"gcore_core/{part}"
-    for part in (
-        "builtin",
-        "cli/run.py",
-        "config",
-        "contract",
-        "controllers",
-        "kits",
-        "run",
-        "runtime",
-    )
-)
-#: What every part needs: the core without its other commands, what tests take of the kit, pins,
-#: what tests share. Those that run contracts need the whole kit.
+#: What every part needs: the core, what tests take of the kit, pins, what tests share. Those that
+#: run contracts need the whole kit.
 KIT = "plugins/gcore-testing/gcore_testing"
 SHARED = (
-    *CORE,
+    "gcore_core",
     f"{KIT}/contracts/weights.py",
     f"{KIT}/pytest_plugin.py",
     f"{KIT}/runs.py",

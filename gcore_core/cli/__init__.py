@@ -24,9 +24,6 @@ VERBS = {
     "check": "resolve and check a YAML file without starting anything",
     "config": "print the resolved configuration, or why a key has its value",
     "plugins": "list, show and check plugins",
-    "checkpoint": "list what a run has saved, or verify that it is whole",
-    "export": "copy a run's weights out",
-    "hash": "print the SHA-256 of weights",
 }
 
 #: Distribution of this project -> its commands, beside the verbs. The core runs without it,
@@ -38,7 +35,10 @@ COMMANDS_OF = {
     "gcore-rewards": ("human",),
     "gcore-sentinel": ("sentinel",),
     "gcore-testing": ("conformance", "new"),
-    "gcore-tools": ("completion", "demo", "doctor", "plan", "recipes", "shrink", "venv"),
+    "gcore-tools": (
+        *("checkpoint", "completion", "demo", "doctor", "export", "hash", "plan"),
+        *("recipes", "shrink", "venv"),
+    ),
 }
 
 _NO_PLUGINS = "--no-plugins"

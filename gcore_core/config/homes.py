@@ -11,6 +11,7 @@ from gcore_core.contract.missing_modules import MOVED
 #: Name of a plugin of this project -> what to install for it, where that is not ``gcore-<name>``.
 HOMES = {
     "balance": "gcore-placement",
+    "checkpoint": "gcore-tools",
     "completion": "gcore-tools[completion]",
     "conformance": "gcore-testing",
     "critic": "gcore-algorithms",
@@ -18,7 +19,9 @@ HOMES = {
     "diff": "gcore-report",
     "doctor": "gcore-tools",
     "eval": "gcore-report[eval]",
+    "export": "gcore-tools",
     "genrm": "gcore-rewards",
+    "hash": "gcore-tools",
     "human": "gcore-rewards[human]",
     "jobs": "gcore-tools[jobs]",
     "logs": "gcore-report",

@@ -20,7 +20,7 @@ def json_value(value: Any) -> Any:
 
     Numbers, bools, texts and arrays of numpy become Python's own; a float of fewer than 64 bits is
     the shortest decimal that it stands for, 3.14 and not 3.140000104904175. Whatever
-    else there is would be another value for whoever reads the JSON: bytes, times, decimals, sets,
+    else there is would be another value for a reader of the JSON: bytes, times, decimals, sets,
     members of an Enum, dataclasses, keys that are no texts, numbers that are not finite, integers
     beyond 64 bits.
 

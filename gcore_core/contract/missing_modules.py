@@ -12,8 +12,12 @@ from gcore_core.contract.installing import find_installed, install_command
 MOVED = {
     "gcore_balance": "gcore_placement.balance",
     "gcore_context": "gcore_language.context",
+    "gcore_core.kits.answers": "gcore_rewards.answers",
     "gcore_core.kits.loopback": "gcore_report.loopback",
     "gcore_core.kits.machines": "gcore_nodes.machines",
+    "gcore_core.kits.number_words": "gcore_rewards.number_words",
+    "gcore_core.kits.numbers": "gcore_rewards.numbers",
+    "gcore_core.kits.rows": "gcore_language.rows",
     "gcore_core.testing": "gcore_testing",
     "gcore_critic": "gcore_algorithms.critic",
     "gcore_eval": "gcore_report.eval",

@@ -4,7 +4,6 @@ run_told: runs a job to its end in this process, and tells where it is and how i
 Display, PlainDisplay, open_display: what shows the progress of a run, and what prints it.
 create_directory: makes the directory of a new run.
 numbered_directory: makes a directory with the next free number.
-weights_sha256: the hash of a directory of weights.
 reset_signals: gives signals that this process was started without their usual effect.
 signal_at_end: has a process get a signal when nobody can write to a pipe any more.
 """
@@ -16,7 +15,6 @@ from gcore_core.node.spawn import signal_at_end
 from gcore_core.run.directory import create as create_directory
 from gcore_core.run.directory import numbered as numbered_directory
 from gcore_core.run.display import Display, PlainDisplay, open_display
-from gcore_core.run.export import weights_sha256
 from gcore_core.run.start import run_told
 
 __all__ = [
@@ -28,5 +26,4 @@ __all__ = [
     "reset_signals",
     "run_told",
     "signal_at_end",
-    "weights_sha256",
 ]

@@ -8,6 +8,7 @@ load_plan: reads a job's YAML and overrides, and resolves and checks them.
 read_plan: the same, without asking whether what is chosen goes together and can run here.
 run_file: runs a job, as ``g-core run`` does.
 Plan: what ``load_plan`` returns, for annotations.
+trained_roles: the roles of a plan that are trained, the policy last.
 open_interpreter: what another interpreter has installed.
 venvs: the module that knows where venvs of engines lie.
 find_devices: the devices of this machine.
@@ -18,7 +19,7 @@ home_of: what to install for a plugin.
 leftovers, uninstall_command: distributions of 0.2 that are still here, and what removes them.
 package_folders: finds the folders of one name that plugins bring in their packages.
 print_table: prints rows under headings.
-say_phase: prints what a command does now, beside what it is asked to print.
+say_phase: prints what a command does now, besides what it is asked to print.
 write_file: writes the file that an option names.
 flat: dotted key -> value of a tree.
 pinned: a path with the run itself for a link ``latest``.
@@ -42,14 +43,15 @@ if TYPE_CHECKING:
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config import yaml12 as yaml12
+    from gcore_core.config.catalog import package_folders as package_folders
     from gcore_core.config.homes import home_of as home_of
     from gcore_core.config.homes import leftovers as leftovers
     from gcore_core.config.homes import uninstall_command as uninstall_command
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
-    from gcore_core.config.package_folders import package_folders as package_folders
     from gcore_core.config.plan import Plan as Plan
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plan import read_plan as read_plan
+    from gcore_core.config.plan import trained_roles as trained_roles
     from gcore_core.config.plugins import Plugins as Plugins
     from gcore_core.config.schema import NAME as NAME
     from gcore_core.config.yaml_source import flat as flat
@@ -73,13 +75,14 @@ _HOMES = {
     "leftovers": "gcore_core.config.homes",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
-    "package_folders": "gcore_core.config.package_folders",
+    "package_folders": "gcore_core.config.catalog",
     "pinned": "gcore_core.config.yaml_source",
     "print_table": "gcore_core.cli",
     "read_plan": "gcore_core.config.plan",
     "read_source": "gcore_core.config.yaml_source",
     "run_file": "gcore_core.run.start",
     "say_phase": "gcore_core.cli",
+    "trained_roles": "gcore_core.config.plan",
     "uninstall_command": "gcore_core.config.homes",
     "verb_parser": "gcore_core.cli",
     "write_file": "gcore_core.cli",

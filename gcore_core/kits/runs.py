@@ -1,5 +1,5 @@
-"""Reads a run's configuration and what it has saved, and tells a run that goes on to save its
-state, or to end.
+"""Reads a run's configuration, its checkpoints and its weights, and tells a run that goes on to
+save its state, or to end.
 
 A run says in ``logs/processes.json`` who supervises it. So it is asked on the machine that it was
 started on; on another one it counts as not running. ``run_goes_on`` holds between two attempts of a
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,16 +23,30 @@ from gcore_core.node.process_record import (
     identify_process,
     is_running,
 )
+from gcore_core.run.manifest import NAME as CHECKPOINT_NAME
+from gcore_core.run.manifest import Manifest
+from gcore_core.run.manifest import inspect as inspect_checkpoint
+from gcore_core.run.saved_weights import check_weights, weights_sha256
 from gcore_core.run.supervised import run_goes_on
 
+if TYPE_CHECKING:
+    from gcore_core.config.plan import Plan
+
 __all__ = [
+    "CHECKPOINT_NAME",
+    "Manifest",
     "ask_to_save",
     "ask_to_stop",
+    "check_weights",
+    "inspect_checkpoint",
     "is_alive",
+    "open_checkpoint",
     "read_config",
     "read_settings",
     "run_goes_on",
+    "saved_plan",
     "saved_steps",
+    "weights_sha256",
 ]
 
 
@@ -68,6 +83,29 @@ def saved_steps(run_dir: Path) -> list[int]:
     return Checkpoints(run_dir).steps()
 
 
+def open_checkpoint(run_dir: Path, step: int) -> Path:
+    """Returns the directory of a checkpoint; raises CheckpointError unless it is whole."""
+    from gcore_core.run.checkpoints import Checkpoints
+
+    return Checkpoints(run_dir).open(step).path
+
+
+def saved_plan(checkpoint: Path) -> Plan:
+    """Returns the plan of the run as it was when it saved a checkpoint.
+
+    The run may have gone on with other settings since, and with them its trainer would write other
+    weights than were saved.
+    """
+    from gcore_core.config.plan import load_plan
+    from gcore_core.config.yaml_source import written
+    from gcore_core.run.checkpoint_service import saved_config
+
+    with tempfile.TemporaryDirectory(prefix="g-core-") as folder:
+        file = Path(folder) / CONFIG
+        file.write_text(written(saved_config(checkpoint)), encoding="utf-8")
+        return load_plan(file)
+
+
 def is_alive(run_dir: Path) -> bool:
     """Returns whether the run's supervisor runs, on this machine."""
     return is_running(_supervisor(run_dir))
@@ -90,7 +128,8 @@ def ask_to_stop(run_dir: Path) -> bool:
     if supervisor is None:
         return False
     try:
-        handle = os.pidfd_open(supervisor.pid)  # the pid stays this process's while it is compared
+        # The pid stays this process's while it is compared.
+        handle = os.pidfd_open(supervisor.pid)
     except ProcessLookupError:
         return False
     try:

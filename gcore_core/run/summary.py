@@ -17,7 +17,7 @@ from gcore_core.contract.records import RunFacts
 from gcore_core.contract.run_files import stage_seconds
 from gcore_core.run import directory as d
 from gcore_core.run.display import duration
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 
 Rows = Sequence[Mapping[str, Any]]  # rows of metrics as ``read_metrics`` returns them
 

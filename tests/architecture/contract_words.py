@@ -5,11 +5,15 @@ pass to each other. It is called when its name is used outside ``contract/``: as
 attribute, as a keyword of a call that makes or copies an object, or, for a kind, as a text. A field
 that its own class's methods read is called, too. Names are compared, not types, so a word that
 shares its name with something else is taken to be called.
+
+A public class, function or constant of the contract is a word, too. It is called when the core, a
+plugin, contrib or a template of ``g-core new`` names it, be it in the contract itself.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +61,25 @@ def words() -> list[Word]:
     return found
 
 
+def top_words() -> set[str]:
+    """Every public class, function and constant of the contract."""
+    found: set[str] = set()
+    for path in CONTRACT.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Assign):
+                found.update(map(ast.unparse, node.targets))
+            elif isinstance(node, ast.AnnAssign):
+                found.add(ast.unparse(node.target))
+    return {name for name in found if not name.startswith("_")}
+
+
 def never_called() -> list[str]:
     """Words that nothing calls, without the provisional ones."""
     by_core = _names(_core())
     by_backends = _names(_plugins())
-    return sorted(
+    return sorted(top_words() - _named()) + sorted(
         str(word)
         for word in words()
         if str(word) not in PROVISIONAL
@@ -137,9 +155,28 @@ def _core() -> list[Path]:
 
 
 def _plugins() -> list[Path]:
-    found: list[Path] = []
-    for folder in (ROOT / "plugins").iterdir():
-        found += (folder / folder.name.replace("-", "_")).rglob("*.py")
+    return [*(ROOT / "plugins").glob("*/gcore*/**/*.py")]
+
+
+def _contrib() -> list[Path]:
+    return [*(ROOT / "contrib").glob("*/gcore_*/**/*.py")]
+
+
+def _named() -> set[str]:
+    """Every name that code reads or imports, every text, and every word of the templates."""
+    found: set[str] = set()
+    for path in [*(ROOT / "gcore_core").rglob("*.py"), *_plugins(), *_contrib()]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.alias):
+                found.add(node.name)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    for path in (ROOT / "plugins").glob("*/gcore_*/**/*.tmpl"):
+        found.update(re.findall(r"\w+", path.read_text()))
     return found
 
 

@@ -25,6 +25,13 @@ def test_a_word_that_nothing_calls_is_found(word: Word, monkeypatch: pytest.Monk
     assert contract_words.never_called() == [str(word)]
 
 
+def test_a_name_of_the_contract_that_no_code_uses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = contract_words.top_words()
+    assert {"Generator", "WeightPlan", "gcore_check", "HEADER_LIMIT_BYTES"} <= found
+    monkeypatch.setattr(contract_words, "top_words", lambda: {*found, "UNHEARD_OF"})
+    assert contract_words.never_called() == ["UNHEARD_OF"]
+
+
 def test_words_without_a_caller_are_documented_as_provisional() -> None:
     docs = {str(word): word.doc for word in contract_words.words()}
     for name in PROVISIONAL:

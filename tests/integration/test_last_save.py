@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from gcore_testing import fake
 
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 
 WAITS_S = 120
 JOB = {

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 from gcore.finished import Run
+from gcore_tools.export.of_run import export
 
 from gcore_core.contract.errors import DataError
-from gcore_core.run.export import export
 from gcore_core.run.manifest import inspect
 from gcore_core.run.supervised import hold_run
 from tests.support import runs

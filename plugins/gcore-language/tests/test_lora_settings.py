@@ -107,7 +107,7 @@ def test_the_base_is_named_as_g_core_hash_names_it(model: Path) -> None:
     """And a single bit of its weights changes the name."""
     from gcore_language.model_files import weights_sha256
 
-    from gcore_core.run.export import weights_sha256 as of_the_core
+    from gcore_core.run.saved_weights import weights_sha256 as of_the_core
 
     assert weights_sha256(model) == of_the_core(model)
     before = weights_sha256(model)

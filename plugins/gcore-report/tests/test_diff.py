@@ -14,7 +14,7 @@ from gcore_report.comparison import Comparison, compare
 
 from gcore_core.cli import main
 from gcore_core.contract import run_files
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 from tests.support import runs
 
 REWARD = "def score(record):\n    return float(record.text.count('a'))\n"

@@ -206,22 +206,13 @@ def test_an_error_is_its_text_on_stderr_with_the_exit_code_of_its_class(
         cli.main(["check", str(job()), "roles.rollout.use=gone"])
 
 
-def test_run_and_export_pass_their_arguments_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     running = types.ModuleType("gcore_core.run.start")
     running.run_file = lambda path, overrides: seen.append((path, overrides)) or 6  # type: ignore[attr-defined]
-    exporting = types.ModuleType("gcore_core.run.export")
-    exporting.export = lambda run_dir, to, role: seen.append((run_dir, to, role)) or 2_000_000  # type: ignore[attr-defined]
-    exporting.weights_sha256 = lambda directory: "ab"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, running.__name__, running)
-    monkeypatch.setitem(sys.modules, exporting.__name__, exporting)
     assert cli.main(["run", "job.yaml", "run.steps=1"]) == 6
-    assert cli.main(["export", "runs/x/001", "--to", "out"]) == 0
-    exported = (Path("runs/x/001"), Path("out"), "policy")
-    assert seen == [(Path("job.yaml"), ["run.steps=1"]), exported]
-    assert capsys.readouterr().out == "out: 2.0 MB\nweights_sha256 ab\n"
+    assert seen == [(Path("job.yaml"), ["run.steps=1"])]
 
 
 COMMANDS = """

@@ -14,7 +14,7 @@ from gcore_core.cli import main
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import TensorSpec
 from gcore_core.contract.weights_hash import WeightsHash
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 
 TENSORS = {
     f"layer.{i}.weight": np.random.default_rng(i).normal(size=(3, i + 1)).astype(np.float32)

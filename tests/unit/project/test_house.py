@@ -20,8 +20,7 @@ Its docstring is no code.
 
 # one comment of its own line
 x = 1  # none of its own line
-a, b = x, 2
-c, d = a
+y = x + 1
 '''
 
 
@@ -32,20 +31,13 @@ def house() -> Iterator[ModuleType]:
         yield import_file(BENCHMARKS / "house.py")
 
 
-def test_lines_comments_and_tuple_assignments_are_counted(
-    house: ModuleType, tmp_path: Path
-) -> None:
+def test_lines_of_code_and_nodes_are_counted(house: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "text.py"
     file.write_text(TEXT)
-    counts = house.read_text([file])
-    assert counts.code == 3
-    assert counts.own_line_comments == 1
-    assert counts.assignments == 3
-    assert counts.tuple_assignments == 1, "unpacking one value is no such assignment"
-    assert counts.wide == 0
+    assert house.read_text([file]) == house.Text(code=2, nodes=10, wide=0)
     file.write_text(TEXT + f"wide = {'1' * 90}\n# {'a' * 90}\n")
     counts = house.read_text([file])
-    assert (counts.code, counts.wide) == (4, 1), "a comment is no code, however long"
+    assert (counts.code, counts.wide) == (3, 1), "a comment is no code, however long"
 
 
 def test_there_are_at_most_eighteen_distributions_and_each_is_a_package(house: ModuleType) -> None:
@@ -100,6 +92,53 @@ def test_the_code_has_no_circle_no_outward_import_and_no_endpoint_by_string(
     assert len(claims) == 3
     assert [claim.name for claim in claims if claim.missed] == []
     assert house.endpoints_by_string(house.files_of(house.packages())) == []
+
+
+@pytest.fixture(scope="module")
+def words(house: ModuleType) -> ModuleType:
+    return importlib.import_module("house_words")
+
+
+def test_words_to_know_are_imported_implemented_or_set(words: ModuleType) -> None:
+    plugin = """
+from dataclasses import dataclass
+from gcore_core import hookimpl
+from gcore_core.contract.providers import GeneratorProvider
+from numpy import ndarray
+
+@dataclass
+class Config:
+    version: int = 1
+
+@hookimpl
+def gcore_generators():
+    yield GeneratorProvider(summary="-", factory="-")
+
+class Mine:
+    def __init__(self, config):
+        self._config = config
+    def submit(self, requests):
+        self.own(shown=1)
+    def own(self, shown):
+        ...
+"""
+    assert words.words_of([plugin]) == {
+        *("hookimpl", "GeneratorProvider", "gcore_generators", "summary", "factory", "submit"),
+    }
+    test = """
+from gcore_testing import GeneratorContract
+
+class TestMine(GeneratorContract):
+    provider = "mine"
+    flavour = "own"
+"""
+    assert words.words_of([test]) == {"GeneratorContract", "provider"}
+
+
+def test_a_new_engine_needs_few_words(words: ModuleType) -> None:
+    known = words.names_to_know("generator")
+    assert {"GeneratorProvider", "GeneratorContract", "SampleRequest", "step", "version"} <= known
+    assert len(known) <= 27
 
 
 @pytest.fixture(scope="module")

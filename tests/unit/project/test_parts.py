@@ -140,6 +140,23 @@ def test_what_a_part_runs_is_in_the_checkout(long: tuple[Part, ...]) -> None:
         assert found.stdout, pattern
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
+def test_a_change_of_any_room_of_the_core_runs_a_part_again() -> None:
+    command = ["git", "ls-files", "--"]
+    tracked, run = (
+        set(subprocess.run([*command, *paths], cwd=ROOT, capture_output=True).stdout.splitlines())
+        for paths in (["gcore_core"], parts.SHARED)
+    )
+    assert tracked - run == set()
+
+
+def test_the_committed_result_has_no_part_that_no_script_has() -> None:
+    long = (nightly.PARTS, every_test.PARTS, real.PARTS, recipes_of_real_models.PARTS)
+    assert parts.read_parts(parts.RESULT).keys() <= {
+        part.name for listed in long for part in listed
+    }
+
+
 def test_what_a_part_runs_holds_what_its_distributions_require_and_no_others() -> None:
     own = set(parts.code_of("torch")) - set(parts.SHARED)
     folders = {path for path in own if path.startswith("plugins/")}

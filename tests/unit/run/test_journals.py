@@ -44,7 +44,7 @@ def test_steps_that_are_made_again_stand_once_in_the_record_of_placement(tmp_pat
         directory.go_back(tmp_path, 0, refuse)
     write(path, *(Measured(step=step, measured_s=4.0) for step in range(3)))
     assert len(path.read_text().splitlines()) == 3
-    assert len((tmp_path / run_files.PLACEMENT_UNDONE).read_text().splitlines()) == 6
+    assert len((tmp_path / "placement.undone.jsonl").read_text().splitlines()) == 6
 
 
 def test_half_a_line_of_a_killed_run_is_not_joined_with_the_next(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_journals_without_such_steps_stay_the_files_they_are(tmp_path: Path) -> 
     before = path.stat().st_ino
     directory.go_back(tmp_path, 1, refuse)
     assert path.stat().st_ino == before
-    assert not (tmp_path / run_files.PLACEMENT_UNDONE).exists()
+    assert not (tmp_path / "placement.undone.jsonl").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

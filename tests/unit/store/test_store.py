@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as npst
 
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
 from gcore_core.contract.launching import Endpoint, Peer
-from gcore_core.contract.records import FACTS_LIMIT_BYTES, HEADER_LIMIT_BYTES, Facts, Header, Ref
+from gcore_core.contract.records import HEADER_LIMIT_BYTES, Header, Ref
 from gcore_core.runtime.messages import (
     RELEASE,
     ReleaseRequest,
@@ -1012,8 +1012,3 @@ def test_a_header_of_the_worst_realistic_record_fits(worst_ref: Callable[[], Ref
         prompt_digest=2**64 - 1,
     )
     assert len(msgspec.msgpack.encode(header)) <= HEADER_LIMIT_BYTES
-
-
-def test_facts_of_the_longest_record_fit() -> None:
-    facts = Facts(2**63 - 1, 2**31, 2**31, 2**31, 1.23e300)
-    assert len(msgspec.msgpack.encode(facts)) <= FACTS_LIMIT_BYTES

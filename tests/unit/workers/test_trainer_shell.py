@@ -16,7 +16,7 @@ from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import CheckpointError, ContractError
-from gcore_core.run.export import weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 from gcore_core.runtime.messages import (
     BeginPush,
     Nothing,

@@ -11,10 +11,11 @@ import pytest
 import yaml
 from gcore_language.models import load_reward_model
 from gcore_testing.runs import run_together
+from gcore_tools.export.of_checkpoint import export_step
+from gcore_tools.export.of_run import export
 
 from gcore_core.contract.run_files import read_metrics
-from gcore_core.run.checkpoint_export import export_step
-from gcore_core.run.export import export, weights_sha256
+from gcore_core.run.saved_weights import weights_sha256
 from tests.support.language_models import save_model
 
 #: A critic like torch's. The first process that annotates with version 2 is killed before it

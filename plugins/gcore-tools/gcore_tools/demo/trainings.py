@@ -23,9 +23,9 @@ import psutil
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.installing import install_command
 from gcore_core.contract.run_files import LOGS, WEIGHTS, log_path, read_metrics
-from gcore_core.kits.calls import numbered_directory, weights_sha256
+from gcore_core.kits.calls import numbered_directory
 from gcore_core.kits.commands import package_folders
-from gcore_core.kits.runs import saved_steps
+from gcore_core.kits.runs import saved_steps, weights_sha256
 
 RECIPE = "quickstart.yaml"
 _FOLDER = "recipes"

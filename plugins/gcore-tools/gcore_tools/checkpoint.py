@@ -1,5 +1,5 @@
-"""``g-core checkpoint list RUN`` and ``g-core checkpoint verify PATH``: what a run has saved, and
-whether it is whole.
+"""The plugin ``checkpoint``: ``g-core checkpoint list RUN`` and ``g-core checkpoint verify PATH``
+say what a run has saved, and whether it is whole.
 """
 
 from __future__ import annotations
@@ -7,17 +7,35 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gcore_core import hookimpl
+from gcore_core.contract.providers import CommandProvider
+
 if TYPE_CHECKING:
-    from gcore_core.run.manifest import Manifest
+    from gcore_core.kits.runs import Manifest
+
+SUMMARY = "list what a run has saved, or verify that it is whole"
 
 _HEAD = ("CHECKPOINT", "SAVED", "FILES", "MB", "PROBLEMS")
 _SHOWN_PROBLEMS = 20
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+@hookimpl
+def gcore_commands() -> Iterable[CommandProvider]:
+    yield CommandProvider(
+        summary=SUMMARY,
+        factory="gcore_tools.checkpoint:run",
+        parser="gcore_tools.checkpoint:make_parser",
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    from gcore_core.kits.commands import command_parser
+
+    parser = command_parser("checkpoint", SUMMARY)
     parser.add_argument(
         "action", choices=["list", "verify"], help="list: names and sizes; verify: every byte"
     )
@@ -32,9 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "examples:\n  g-core checkpoint list runs/quickstart/001\n"
         "  g-core checkpoint verify runs/quickstart/001/checkpoints/step-000020"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def run(words: Sequence[str]) -> int:
+    args = make_parser().parse_intermixed_args(words)
     if args.action == "list":
         return _list(args.path, as_json=args.json)
     return _verify(args.path, as_json=args.json)
@@ -42,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(run_dir: Path, *, as_json: bool) -> int:
     """Prints every checkpoint with its problems; looks at names and sizes, not at contents."""
-    from gcore_core.cli import print_table
-    from gcore_core.run.manifest import inspect
+    from gcore_core.kits.commands import print_table
+    from gcore_core.kits.runs import inspect_checkpoint
 
     rows: list[list[str]] = []
     facts: dict[str, object] = {}
     for path in _checkpoints(run_dir):
-        manifest, problems = inspect(path, hashes=False)
+        manifest, problems = inspect_checkpoint(path, hashes=False)
         if manifest is None:
             facts[path.name] = {"problems": problems}
             rows.append([path.name, "", "", "", _count(problems)])
@@ -72,13 +92,13 @@ def _list(run_dir: Path, *, as_json: bool) -> int:
 
 def _verify(path: Path, *, as_json: bool) -> int:
     """Reads every byte of one checkpoint, or of all that a run has; 1 when there is a problem."""
-    from gcore_core.run.manifest import NAME, inspect
+    from gcore_core.kits.runs import CHECKPOINT_NAME, inspect_checkpoint
 
-    is_one_checkpoint = NAME.fullmatch(path.resolve().name)
+    is_one_checkpoint = CHECKPOINT_NAME.fullmatch(path.resolve().name)
     checkpoints = [path] if is_one_checkpoint else _checkpoints(path)
     problems_of: dict[str, list[str]] = {}
     for checkpoint in checkpoints:
-        manifest, problems = inspect(checkpoint)
+        manifest, problems = inspect_checkpoint(checkpoint)
         problems_of[str(checkpoint)] = problems
         if not as_json:
             lines = [f"{checkpoint}: {_count(problems) or _size(manifest)}"]
@@ -109,12 +129,12 @@ def _checkpoints(run_dir: Path) -> list[Path]:
     """
     from gcore_core.contract.errors import CheckpointError
     from gcore_core.contract.run_files import CHECKPOINTS
-    from gcore_core.run.manifest import NAME
+    from gcore_core.kits.runs import CHECKPOINT_NAME
 
     directory = run_dir / CHECKPOINTS
     paths: list[Path] = []
     if directory.is_dir():
-        paths = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+        paths = [path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
     if not paths:
         raise CheckpointError(
             "there are no checkpoints here.",

@@ -5,12 +5,16 @@ Face layout.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from gcore_core.contract.job_settings import POLICY
+from gcore_core.kits.commands import command_parser
+from gcore_tools.export import SUMMARY
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def make_parser() -> argparse.ArgumentParser:
+    parser = command_parser("export", SUMMARY)
     parser.add_argument(
         "run_dir",
         type=Path,
@@ -36,15 +40,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "examples:\n  g-core export runs/quickstart/001 --to my-model\n"
         "  g-core export runs/quickstart/001 --step 20 --to my-model"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    from gcore_core.run.export import export, weights_sha256
+def run(words: Sequence[str]) -> int:
+    from gcore_core.kits.runs import weights_sha256
+    from gcore_tools.export.of_run import export
 
+    args = make_parser().parse_intermixed_args(words)
     if args.step is None:
         size = export(args.run_dir, args.to, args.role)
     else:
-        from gcore_core.run.checkpoint_export import export_step
+        from gcore_tools.export.of_checkpoint import export_step
 
         size = export_step(args.run_dir, args.step, args.to, args.role)
     print(f"{args.to}: {size / 1e6:.1f} MB")

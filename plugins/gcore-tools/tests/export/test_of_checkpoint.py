@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,15 @@ rewards:
 
 
 @pytest.fixture
+def installed(tmp_path: Path) -> Iterator[InstalledPlugins]:
+    with InstalledPlugins(tmp_path / "site") as plugins:
+        plugins.add("letters", "from gcore_testing.fake import *\n")
+        yield plugins
+
+
+@pytest.fixture
 def run(installed: InstalledPlugins, tmp_path: Path) -> Path:
     """Two checkpoints of a fake trainer; the weights of the second one are shifted by one."""
-    installed.add("letters", "from gcore_testing.fake import *\n")
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "config.yaml").write_text(JOB)
@@ -80,7 +87,7 @@ def test_a_step_is_exported_with_the_settings_that_it_was_saved_with(
     run: Path, tmp_path: Path
 ) -> None:
     """The run may have gone on with others, by which its trainer writes other weights."""
-    from gcore_core.run.checkpoint_export import export_step
+    from gcore_tools.export.of_checkpoint import export_step
 
     export_step(run, 2, tmp_path / "before")
     changed = JOB.replace("policy: {use: letters}", "policy: {use: another}")
@@ -90,7 +97,7 @@ def test_a_step_is_exported_with_the_settings_that_it_was_saved_with(
 
 
 def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
-    from gcore_core.run.checkpoint_export import export_step
+    from gcore_tools.export.of_checkpoint import export_step
 
     (run / "checkpoints/step-000002/policy/state.npz").write_text("9")
     with pytest.raises(CheckpointError, match="step 2 is not whole"):
@@ -99,7 +106,7 @@ def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None
 
 
 def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path) -> None:
-    from gcore_core.run.checkpoint_export import export_step
+    from gcore_tools.export.of_checkpoint import export_step
 
     checkpoints = Checkpoints(run)
     (checkpoints.begin(3) / "policy").mkdir()
@@ -118,7 +125,7 @@ def test_a_trainer_that_cannot_load_reports_the_reason(run: Path, tmp_path: Path
 def test_a_place_that_a_trainer_cannot_write_is_named_and_not_its_state(
     run: Path, tmp_path: Path
 ) -> None:
-    from gcore_core.run.checkpoint_export import export_step
+    from gcore_tools.export.of_checkpoint import export_step
 
     (tmp_path / f".to.{os.getpid()}.new").write_text("a file where a directory should be")
     with pytest.raises(ConfigError, match="the weights could not be written") as caught:
@@ -132,9 +139,9 @@ def test_an_interpreter_that_ends_before_it_is_told_anything_is_named_as_the_cau
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the disk, on which nothing was written."""
-    from gcore_core.run import checkpoint_export
+    from gcore_tools.export import of_checkpoint
 
-    start = checkpoint_export._start
+    start = of_checkpoint._start
 
     def ended(python: str, log: Path) -> subprocess.Popen[bytes]:
         broken = tmp_path / "python"
@@ -144,9 +151,9 @@ def test_an_interpreter_that_ends_before_it_is_told_anything_is_named_as_the_cau
         child.wait()
         return child
 
-    monkeypatch.setattr(checkpoint_export, "_start", ended)
+    monkeypatch.setattr(of_checkpoint, "_start", ended)
     with pytest.raises(
         DataError, match=r"could not export this state \(rank 0, exit code 3\)"
     ) as told:
-        checkpoint_export.export_step(run, 2, tmp_path / "to")
+        of_checkpoint.export_step(run, 2, tmp_path / "to")
     assert told.value.why == "no module named gcore_core"
