@@ -30,12 +30,6 @@ from gcore_core.config import column_checks, schema, yaml_source
 from gcore_core.config.column_checks import is_of_actions
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Provided
-from gcore_core.contract.abilities import (
-    replica_slots,
-    rewards_read_by,
-    shows_images,
-    works_without_rewards,
-)
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import (
     MISSING,
@@ -47,6 +41,7 @@ from gcore_core.contract.job_settings import (
 )
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
+from gcore_core.contract.traits import traits_of
 
 #: What processes of the core are named by; no role and no worker of rewards may be.
 _OWN_PROCESSES = frozenset({"agent", "controller", "supervisor"})
@@ -301,7 +296,7 @@ def _model_of(
 def _replicas(job: ResolvedJob) -> Iterator[str]:
     """The slots of a role hold a whole number of replicas."""
     for name, role in job.settings.roles.items():
-        size = replica_slots(job.objects.get(f"roles.{name}"))
+        size = traits_of(job.objects.get(f"roles.{name}")).replica_slots
         if role.slots % size:
             yield (
                 f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
@@ -320,7 +315,8 @@ def _owned_replicas(job: ResolvedJob) -> Iterator[str]:
             'replica hears every controller; choose "shared".'
         )
     role = job.settings.roles.get(ROLLOUT)
-    count = role.slots // replica_slots(job.objects.get(f"roles.{ROLLOUT}")) if role else 0
+    size = traits_of(job.objects.get(f"roles.{ROLLOUT}")).replica_slots
+    count = role.slots // size if role else 0
     if role and count < controller.shards:
         yield (
             f'controller.replicas: with "owned" each of {controller.shards} controllers '
@@ -409,7 +405,8 @@ def _judges(job: ResolvedJob) -> Iterator[str]:
 def _named_rewards(job: ResolvedJob) -> Iterator[str]:
     """A reward that an algorithm reads by name is one of the job's."""
     for path in ("filter", "advantage", "sampling"):
-        for name in sorted(rewards_read_by(job.objects.get(path)) - job.settings.rewards.keys()):
+        read = traits_of(job.objects.get(path)).reads_rewards
+        for name in sorted(read - job.settings.rewards.keys()):
             present = ", ".join(sorted(job.settings.rewards)) or "none"
             yield (
                 f"{path}: reads the reward {name!r}, which the job does not have (it has: "
@@ -441,7 +438,7 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
     advantage = job.provided.get("advantage")
     if job.settings.rewards or "rewards" not in parts or advantage is None:
         return
-    if not works_without_rewards(job.objects["advantage"]):
+    if not traits_of(job.objects["advantage"]).works_without_rewards:
         yield (
             f"rewards: there is none, and advantage {advantage.reference} is computed from rewards "
             "under these settings; add rewards.<name>."
@@ -483,7 +480,7 @@ def _images(job: ResolvedJob) -> Iterator[str]:
     for name, reward in job.settings.rewards.items():
         shown_to[f"rewards.{name}"] = [reward.role] if reward.role else []
     for path, roles in shown_to.items():
-        if not shows_images(job.objects.get(path)):
+        if not traits_of(job.objects.get(path)).shows_images:
             continue
         for role in (f"roles.{name}" for name in roles):
             item = job.provided.get(role)

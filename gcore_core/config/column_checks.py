@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from gcore_core.contract.abilities import column_widths, own_columns, required_by
 from gcore_core.contract.algorithms import ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.preflight import ChosenProvider, ResolvedJob
 from gcore_core.contract.providers import RoleProvider
+from gcore_core.contract.traits import traits_of
 
 #: What every trainer supplies to an objective, and to an advantage of level "record".
 FROM_TRAINER = frozenset(
@@ -42,7 +42,7 @@ def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
 
     config: the settings object of the role's backend, which says how wide columns [A, k] are.
     """
-    widths = column_widths(config)
+    widths = traits_of(config).column_widths
     return tuple(
         replace(column, k=widths[column.name]) if column.wide else column
         for column in role.column_specs
@@ -77,7 +77,7 @@ def _widths(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> Iterator[str
     """
     wide = {column.name for role in roles.values() for column in role.column_specs if column.wide}
     for name in job.settings.roles:
-        for column, k in column_widths(job.objects.get(f"roles.{name}")).items():
+        for column, k in traits_of(job.objects.get(f"roles.{name}")).column_widths.items():
             if column not in wide or k < 0:
                 yield (
                     f"roles.{name}.config: says that column {column!r} has {k} numbers for each "
@@ -93,7 +93,7 @@ def _requirements(job: ResolvedJob, path: str, roles: Mapping[str, RoleProvider]
     givers = _possible_givers(job, path, roles)
     given = {column.name for role in givers for column in job.columns.get(role.name, ())}
     supplied = given | _from_trainer(job, path) | _from_generator(job, path)
-    required = {ids_column(name) or name for name in required_by(job.objects.get(path))}
+    required = {ids_column(name) or name for name in traits_of(job.objects.get(path)).requires}
     giver_of = {column.name: role.name for role in givers for column in role.column_specs}
     for name in sorted(required - supplied):
         role = giver_of.get(name)
@@ -126,8 +126,8 @@ def _from_trainer(job: ResolvedJob, path: str) -> frozenset[str]:
     """Returns what the trainer itself supplies to what is chosen at a path."""
     of_actions = is_of_actions(job.provided)
     if path == "advantage" and of_actions:
-        return own_columns(job.objects.get(f"roles.{POLICY}"))
-    if path != "advantage" and "values" in required_by(job.objects.get(path)):
+        return traits_of(job.objects.get(f"roles.{POLICY}")).own_columns
+    if path != "advantage" and "values" in traits_of(job.objects.get(path)).requires:
         return FROM_VALUE_MODEL | ({"returns"} if of_actions else set())
     return FROM_TRAINER
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gcore_core.contract.abilities import gives_routing
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.traits import traits_of
 
 
 def problems(job: ResolvedJob) -> Iterator[str]:
@@ -24,7 +24,7 @@ def problems(job: ResolvedJob) -> Iterator[str]:
             f"token, and {policy}, is to replay them; take a generator with the capability "
             "routing, such as torch, or set roles.policy.config not to need them."
         )
-    elif not gives_routing(job.objects.get(f"roles.{ROLLOUT}")):
+    elif not traits_of(job.objects.get(f"roles.{ROLLOUT}")).gives_routing:
         yield (
             f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
             f"experts computed a token, and {policy}, is to replay them; have it say so."

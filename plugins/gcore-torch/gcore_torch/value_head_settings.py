@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gcore_core.contract.abilities import required_by
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.preflight import ResolvedJob
-from gcore_torch.config import TorchTrainerConfig
+from gcore_core.contract.traits import traits_of
 
 
 def problems(job: ResolvedJob, role: str) -> Iterator[str]:
@@ -18,8 +17,7 @@ def problems(job: ResolvedJob, role: str) -> Iterator[str]:
 
     role: of a trainer of this plugin.
     """
-    config = job.objects.get(f"roles.{role}")
-    own = config.own_columns() if isinstance(config, TorchTrainerConfig) else frozenset()
+    own = traits_of(job.objects.get(f"roles.{role}")).own_columns
     if not own:
         return
     names = ", ".join(sorted(own))
@@ -29,7 +27,7 @@ def problems(job: ResolvedJob, role: str) -> Iterator[str]:
             f"roles.{POLICY} has one; leave that out."
         )
         return
-    if not own & required_by(job.objects.get("advantage")):
+    if not own & traits_of(job.objects.get("advantage")).requires:
         yield (
             f"roles.{role}.config: computes {names}, and the advantage requires none of them; "
             "choose one that does, such as algorithms/gae, or leave that out."

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gcore_algorithms.critic import COLUMNS, CRITIC
 from gcore_algorithms.critic.config import ValueLossConfig
 from gcore_algorithms.value_heads import problems as value_head_problems
-from gcore_core.contract.abilities import required_by
 from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.traits import traits_of
 
 
 def problems_of(job: ResolvedJob) -> Iterator[str]:
@@ -31,7 +31,7 @@ def _values(job: ResolvedJob) -> Iterator[str]:
             f"{', '.join(COLUMNS)}; take a trainer with the capability annotate, such as torch."
         )
     advantage = job.provided.get("advantage")
-    if not required_by(job.objects.get("advantage")) & set(COLUMNS):
+    if not traits_of(job.objects.get("advantage")).requires & set(COLUMNS):
         yield (
             f"{path}: nothing requires what it gives ({', '.join(COLUMNS)}); choose an "
             "advantage that does, such as algorithms/gae, or leave the role out."
