@@ -7,15 +7,17 @@ left to the run, since an earlier command may make it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.looking import Look
 
 _FUNCTION = "core/function"
-_LOOK = "gcore_core.builtin.looks:function_problems"
+_LOOK = "gcore_core.builtin.checks:function_problems"
 
 
 def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -79,3 +81,32 @@ def top_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("globals", "exec", "vars"):
             names.add("*")
     return names
+
+
+def function_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why a function cannot be called as the job will call it. It is not called here.
+
+    arguments: ``where``: the section that names it; ``path`` and ``name``, as the section has them;
+        ``given``: what it is called with, a name for each argument.
+    Raises what ``load_function`` raises.
+    """
+    function = load_function(Path(arguments["path"]), arguments["name"])
+    given = arguments["given"]
+    if not _takes(function, len(given)):
+        yield (
+            f"{arguments['where']}.name: {arguments['name']}{inspect.signature(function)} in "
+            f"{arguments['path']} is called with ({', '.join(given)})."
+        )
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function takes so many arguments by their places, as far as it says."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True

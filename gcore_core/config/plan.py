@@ -44,8 +44,8 @@ from gcore_core.config import (
     schema,
     yaml_source,
 )
+from gcore_core.config.column_checks import given_columns
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
-from gcore_core.contract.abilities import WorksWithoutRewards
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
     ConfigError,
@@ -67,6 +67,7 @@ from gcore_core.contract.job_settings import (
     RoleSettings,
 )
 from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
+from gcore_core.contract.traits import traits_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +165,6 @@ def trained_roles(plan: Plan) -> list[str]:
     return [*learners, POLICY]
 
 
-def is_of_actions(plan: Plan) -> bool:
-    """Returns whether the job's advantage is computed for each action, on ranks."""
-    chosen = plan.provided.get("advantage")
-    return chosen is not None and getattr(chosen.spec, "level", "") == "action"
-
-
 def load_plan(
     file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
 ) -> Plan:
@@ -181,8 +176,8 @@ def load_plan(
     installed: the plugins that there are; None: they are looked for.
     """
     plan = read_plan(file, overrides, installed)
-    problems = checks.problems_of(plan, plan.plugins) + plan.plugins.check(plan.config, plan)
-    checks.refuse(problems, plan.source)
+    problems = checks.problems_of(plan, _role_descriptions(plan.plugins))
+    checks.refuse(problems + plan.plugins.check(plan.config, plan), plan.source)
     return plan
 
 
@@ -208,6 +203,8 @@ def read_plan(
         path: _config_object(item, path, _get(config, f"{path}.config"))
         for path, item in provided.items()
     }
+    for path, item in provided.items():
+        _check_traits(item, path, objects[path])
     return Plan(
         settings=settings,
         config=config,
@@ -257,7 +254,7 @@ def _first_phase(source: yaml_source.Source, installed: catalog.Catalog) -> _Cho
     objectives = _take_objectives(core, user, tree, plugins)
     # What is chosen by nobody is an error, unless the step program does not need it.
     parts = _parts(core, plugins)
-    _require(core, user, parts - _doubtful(core, plugins), source.file)
+    _require(core, user, parts - _doubtful(core), source.file)
     for path in _left_out(core, parts):
         OmegaConf.update(tree, f"{path}.use", "")
     reasons = {f"{section}.use": choice.reason for section, choice in defaults.items()}
@@ -310,10 +307,16 @@ def _given_columns(
 ) -> dict[str, tuple[ColumnSpec, ...]]:
     """Returns role of this run -> the per-action columns that it gives under its settings."""
     return {
-        role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
-        for role, item in _roles(plugins).items()
-        if role in settings.roles and isinstance(item.spec, RoleProvider)
+        role: given_columns(description, objects.get(f"roles.{role}"))
+        for role, description in _role_descriptions(plugins).items()
+        if role in settings.roles
     }
+
+
+def _role_descriptions(plugins: Plugins) -> dict[str, RoleProvider]:
+    """Returns name -> description of every role that a loaded plugin offers."""
+    specs = {name: item.spec for name, item in _roles(plugins).items()}
+    return {name: spec for name, spec in specs.items() if isinstance(spec, RoleProvider)}
 
 
 def _lock(plugins: Plugins) -> tuple[dict[str, str], ...]:
@@ -556,17 +559,13 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     return spec.parts if isinstance(spec, ControllerProvider) else PARTS
 
 
-def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+def _doubtful(core: Mapping[str, Any]) -> frozenset[str]:
     """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
     Those settings are not read yet; ``checks`` asks them.
     """
     use = (core.get("advantage") or {}).get("use", MISSING)
-    if use in ("", MISSING):
-        return frozenset()
-    config = plugins.resolve("advantage", use, where="advantage.use").spec.config
-    is_able = config is not None and issubclass(config, WorksWithoutRewards)
-    return frozenset({"rewards"}) if is_able else frozenset()
+    return frozenset() if use in ("", MISSING) else frozenset({"rewards"})
 
 
 def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:
@@ -792,3 +791,18 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
         raise ConfigError(
             f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
         ) from error
+
+
+def _check_traits(item: Provided, path: str, config: Any) -> None:
+    """Raises ContractError where a config object gives no traits, or those of another kind."""
+    try:
+        misplaced = traits_of(config).misplaced(item.kind)
+    except ContractError as error:
+        error.where, error.why = path, _whose(item)
+        raise
+    if misplaced:
+        raise ContractError(
+            f"{item.kind} {item.reference} claims what is not its own: {misplaced[0]}.",
+            where=path,
+            why=_whose(item),
+        )

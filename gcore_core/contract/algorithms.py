@@ -70,8 +70,8 @@ class Objective(Protocol):
         age int64[A]: how many versions older the weights that sampled the action are than those
             that the step begins with; 0 for an action that nobody sampled
         any column of a role: float32 or int64, [A] or [A, k]
-        group int64[A]: the group of each action, 0..G-1. Whoever requires it gets whole groups: all
-            records of a prompt are in one micro-batch, on one rank
+        group int64[A]: the group of each action, 0..G-1. An objective that requires it gets whole
+            groups: all records of a prompt are in one micro-batch, on one rank
         sample int64[A]: number of the action's record in its group, as in ``Header.sample``
     ``current`` has, each with a gradient:
         logp float32[A]: log-prob under the weights that are being trained
@@ -197,7 +197,11 @@ class Advantage(Protocol):
         It is summed over the shards. K is 0 where groups need nothing of each other.
         """
 
-    def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+    def of(
+        self,
+        groups: Sequence[GroupScalars],
+        statistics: np.ndarray,
+    ) -> list[np.ndarray]:
         """Returns for each group the advantages of its records, float64[S].
 
         statistics: float64[K], the sum over all shards of what ``statistics`` returned.
@@ -247,7 +251,7 @@ class ActionAdvantage(Protocol):
         It is summed over all records of a step, on all ranks. K is the same for all of them, and 0
         where records need nothing of each other.
 
-        advantages: float64[n], those of the record's trained actions.
+        advantages: float64[n], of the record's trained actions.
         """
 
     def of(self, advantages: np.ndarray, statistics: np.ndarray) -> np.ndarray:
@@ -260,7 +264,7 @@ class ActionAdvantage(Protocol):
 
 @runtime_checkable
 class Filter(Protocol):
-    """Says which groups teach; the others are drawn anew."""
+    """Says which groups teach; the others are drawn again."""
 
     def keep(self, group: GroupScalars) -> tuple[bool, str]:
         """Returns (True, "") for a group that teaches, else (False, a word for why not)."""

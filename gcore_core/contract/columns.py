@@ -174,7 +174,7 @@ def version_problem(column: np.ndarray, actions: int, versions: tuple[int, int])
     the last one.
 
     actions: A, at least 1.
-    versions: those of the record.
+    versions: the record's.
     """
     if column.dtype != np.int32 or column.shape != (actions,):
         actual = f"{column.dtype}{list(column.shape)}"

@@ -1,6 +1,6 @@
 """Defines what is known of an engine's speed, as plain data: no numpy is needed to read it.
 
-A placement policy may fit it to the requests of a rollout; those of gcore-placement do.
+A placement policy may fit it to the requests of a rollout; gcore-placement's do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Profile:
 
         The batch is as full as memory allows.
         """
-        import numpy as np  # here: whoever reads a profile from a file has no arrays
+        import numpy as np  # here: who reads a profile from a file has no arrays
 
         cached = prompt + actions / 2
         batch = np.clip(self.cache_tokens / np.maximum(cached, 1), 1, self.max_running)

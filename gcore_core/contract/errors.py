@@ -156,7 +156,12 @@ class CheckpointError(GcoreError):
 
 
 def _rebuild(
-    kind: type[GcoreError], what: str, where: str, why: str, todo: str, facts: dict[str, Any]
+    kind: type[GcoreError],
+    what: str,
+    where: str,
+    why: str,
+    todo: str,
+    facts: dict[str, Any],
 ) -> GcoreError:
     return kind(what, where=where, why=why, todo=todo, **facts)
 

@@ -28,7 +28,7 @@ class SampleRequest:
     prompt: the row of the dataset, or a reward's question.
     greedy: the most probable action each time, instead of a draw.
     attempt: how often it was asked for and lost before.
-    images: uint8[H, W, C] each, for the places of the prompt behind those of ``prompt.images``;
+    images: uint8[H, W, C] each, for places of the prompt after those of ``prompt.images``;
         only with the capability "images".
     """
 
@@ -55,7 +55,7 @@ class Finished:
         counted; behind it perhaps a colon and what a person should know of this one.
     media: arrays that scorers and trainers need besides, such as an image; what records share is
         stored once.
-    cost: what training on it costs beside its prompt and actions, in tokens' worth, such as an
+    cost: what training on it costs besides its prompt and actions, in tokens' worth, such as an
         encoder that runs on its media; finite and not negative. Balancers see it as ``Work.extra``.
     """
 
@@ -91,7 +91,7 @@ class Generator(Protocol):
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
         """Ends the samples with these (ordinal, sample) now; returns what they have so far.
 
-        Their status is "aborted", and their columns are those of the actions so far. One that has
+        Their status is "aborted", and their columns hold the actions so far. One that has
         ended meanwhile has the status that it ended with. Keys of samples that do not run are
         ignored.
 
@@ -177,7 +177,7 @@ class ScoresLogprobs(Protocol):
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         """Returns for each record the log-probs of its actions, float32[A], at its temperature.
 
-        They are those of the weights that it holds now. A trainer's ranks are all asked at the same
+        They are of the weights that it holds now. A trainer's ranks are all asked at the same
         time, each about records of its own, perhaps none, so that collectives may be used.
 
         records: with the columns prompt_ids, action_ids, logp, action_mask and temperature.

@@ -201,7 +201,7 @@ def gcore_check_files(  # type: ignore[empty-body]
     says whether all workers start on this machine: a worker elsewhere may have a file that is not
     here. Must not raise, download, import an engine or change the plan.
 
-    A model that the job makes (``model.make``) has ``model.path`` beside it once it has been made;
+    A model that the job makes (``model.make``) has ``model.path`` next to it once it has been made;
     a run calls the hook once more after it made one.
 
     What needs an engine's libraries is yielded as a ``Look``: its function is called in a helper
@@ -211,13 +211,16 @@ def gcore_check_files(  # type: ignore[empty-body]
     in this process just before the first call of the hook and closed after the last. One is left
     out where its settings say that opening it ``downloads``. So is one that cannot be opened or
     read; the core tells that. A plugin that looks at rows takes few of them: see
-    ``gcore_core.kits.rows``.
+    ``gcore_language.rows``.
     """
 
 
 @hookspec
 def gcore_preflight(  # type: ignore[empty-body]
-    job: ResolvedJob, placed: PlacedJob, overrides: Sequence[str], facts: Mapping[str, int]
+    job: ResolvedJob,
+    placed: PlacedJob,
+    overrides: Sequence[str],
+    facts: Mapping[str, int],
 ) -> Iterable[str | GcoreError]:
     """Notes on a start, such as what it will need of memory, one sentence each; and errors, made
     and not raised, for what cannot start.
@@ -227,7 +230,7 @@ def gcore_preflight(  # type: ignore[empty-body]
     itself expects nothing: besides the job's plugins, it asks the plugin ``plan`` where that is
     installed, whether the job names it or not.
 
-    ``overrides`` are the words ``key=value`` that the job was read with beside its file, and
+    ``overrides`` are the words ``key=value`` that the job was read with besides its file, and
     ``facts`` what looks counted (``WorkerShape.facts``). Must start no process and change nothing.
     One that raises is told in a note, and the job starts.
     """

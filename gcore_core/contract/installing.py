@@ -37,7 +37,11 @@ def install_command(*requirements: str, python: str = sys.executable) -> str:
     return shlex.join([python, "-m", "pip", "install", *words])
 
 
-def install_words(name: str, extras: Sequence[str] = (), version: str = "") -> tuple[str, ...]:
+def install_words(
+    name: str,
+    extras: Sequence[str] = (),
+    version: str = "",
+) -> tuple[str, ...]:
     """Returns pip's arguments for one distribution.
 
     extras: of the distribution, such as ``("math",)``.
@@ -114,7 +118,7 @@ def _missing(name: str, extras: Sequence[str] = ()) -> Iterator[str]:
 
 
 def _of_project(folder: Path, extras: Sequence[str]) -> list[str]:
-    """Returns the requirements of a project of the checkout, with those of some extras."""
+    """Returns the requirements of a project of the checkout, with some extras'."""
     text = (folder / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     optional = project.get("optional-dependencies", {})
@@ -122,7 +126,7 @@ def _of_project(folder: Path, extras: Sequence[str]) -> list[str]:
 
 
 def _of_wheel(wheel: Path, extras: Sequence[str]) -> list[str]:
-    """Returns the requirements of a wheel, with those of some extras."""
+    """Returns the requirements of a wheel, with some extras'."""
     lines = [
         line
         for inside in Distribution.discover(path=[str(wheel)])

@@ -1,9 +1,9 @@
 """Holds the settings of a job that are the core's own, as typed values.
 
-That is every key of the YAML but those of plugins.
+That is every key of the YAML but plugins' own.
 
-A key is declared here alone: its default, what it may be, and under it the text that explains it,
-of which docs/reference/config.md is made. Every process of a run reads the same classes: that is
+A key is declared here alone: its default, what it may be, and under it the text that explains it.
+docs/reference/config.md is made of these. Every process of a run reads the same classes: that is
 why they stand in the contract, which the configuration, the workers and the controllers may all
 import.
 
@@ -299,7 +299,7 @@ class CheckpointSettings:
     last: int = _at_least(1, default=3)
     """How many of the newest stay."""
     keep_every: int = _at_least(0, default=0)
-    """Those of every so many steps stay, too. 0: none."""
+    """The checkpoint of every so many steps stays, too. 0: none."""
     best: str | None = None
     """A metric of a step or of its evaluation, such as ``reward`` or ``greedy/exact``; the best
     checkpoint by it stays, too.

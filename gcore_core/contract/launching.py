@@ -166,7 +166,7 @@ class Network(Protocol):
     """Connects a process with the others.
 
     traffic: what this process sent and received.
-    deadlines: those of calls that give none of their own.
+    deadlines: of calls that give none of their own.
     """
 
     traffic: Traffic
@@ -190,7 +190,7 @@ class NodeFacts:
     """Says what a machine of the run has, before anything is placed there.
 
     name: of the node's agent; the run knows the node by it.
-    devices: those of the machine, in its own order; each is numbered as the machine numbers it.
+    devices: the machine's, in its own order; each is numbered as the machine numbers it.
     host: the name or address by which a person knows the machine; "": the one that the supervisor
         runs on.
     is_private: whether the network between it and other such nodes is declared private, so that
@@ -339,5 +339,5 @@ class ElasticLauncher(Launcher, Protocol):
         again: the run goes on from a checkpoint, so it had all machines once. Otherwise it begins,
             and a name that is wrong must not make it smaller: unless the job says that fewer will
             do, a missing machine is a ConfigError, as in ``nodes``.
-        Raises ConfigError for what waiting does not mend.
+        Raises ConfigError for what waiting does not fix.
         """

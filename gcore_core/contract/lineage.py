@@ -27,7 +27,7 @@ import xxhash
 
 from gcore_core.contract.errors import RecordMismatch
 
-#: Seal and receipt of a record of which none was made.
+#: Seal and receipt of a record for which none was made.
 UNSEALED = 0
 _MODULUS = 1 << 64
 _SEAL_AND_VALUE = struct.Struct("<Qd")
@@ -67,7 +67,7 @@ def _heading(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def receipt_of(seal: int, values: Mapping[str, float]) -> int:
-    """Returns the receipt of a record's rewards; those of several scorers are added up.
+    """Returns the receipt of a record's rewards, summed over scorers.
 
     Receipts are summed modulo 2**64, so that neither the order of rewards nor their spread over
     scorers matters. A record without a seal has the receipt ``UNSEALED``.
@@ -97,7 +97,7 @@ def stamp_of(digests: Mapping[str, int]) -> int:
     """
     parts = (
         xxhash.xxh3_64_intdigest(struct.pack("<Q", digest % _MODULUS) + name.encode())
-        for name, digest in digests.items()  # those of some transports are signed
+        for name, digest in digests.items()  # some transports sign theirs
     )
     return sum(parts) % _MODULUS or 1
 
@@ -128,7 +128,12 @@ def check_seal(
 
 
 def check_receipt(
-    receipt: int, seal: int, ordinal: int, sample: int, values: Mapping[str, float], where: str
+    receipt: int,
+    seal: int,
+    ordinal: int,
+    sample: int,
+    values: Mapping[str, float],
+    where: str,
 ) -> None:
     """Raises RecordMismatch when a record's rewards are not those that its scorers gave it.
 

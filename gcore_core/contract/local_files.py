@@ -1,14 +1,14 @@
-"""Imports Python files of users, each with the files beside it.
+"""Imports Python files of users, each with the files next to it.
 
 A file finds what lies in its folder as it does when ``python FILE`` runs it:
 
     from helpers import score        helpers.py, or the package helpers, in the file's folder
     from .helpers import score       the same
 
-What lies beside comes before what is installed, for the files of this folder alone. ``sys.path``
-stays as it is, so no other code takes a user's ``utils`` for its own, and two folders may each have
-a module ``helpers``. Python has one module of a name; so a folder is a package here, below this
-module, with the folder's path in its name:
+What lies next to a file comes before what is installed, for the files of this folder alone.
+``sys.path`` stays as it is, so no other code takes a user's ``utils`` for its own, and two folders
+may each have a module ``helpers``. Python has one module of a name; so a folder is a package here,
+below this module, with the folder's path in its name:
 
     /jobs/sums/rewards.py            gcore_core.contract.local_files._2fjobs_2fsums.rewards
 
@@ -73,7 +73,7 @@ def is_local(module: str) -> bool:
 
 
 def files_beside(file: Path) -> list[Path]:
-    """Returns the files beside one of Python that it imports, and that these import in turn.
+    """Returns the files next to one of Python that it imports, and that these import in turn.
 
     Nothing is imported: files are parsed. An import by a name that is made as they run is not seen.
     """
@@ -82,7 +82,11 @@ def files_beside(file: Path) -> list[Path]:
     return _with_imports([file], folder, lambda name: _beside(name, str(folder)) is None)[1:]
 
 
-def files_of_module(name: str, folder: Path, is_installed: Callable[[str], bool]) -> list[Path]:
+def files_of_module(
+    name: str,
+    folder: Path,
+    is_installed: Callable[[str], bool],
+) -> list[Path]:
     """Returns the files of a module in a folder, and those there that it imports in turn.
 
     is_installed: whether a name, without dots, means what is installed, also where such a file is
@@ -98,16 +102,16 @@ def advice(file: Path, error: BaseException) -> str:
         if top != error.name:
             return ""
         if _found(top, [str(file.resolve().parent)]):
-            return f"{top} lies beside it: write `import {top}` or `from {top} import ...`"
+            return f"{top} lies next to it: write `import {top}` or `from {top} import ...`"
         if is_offered(home := _HOMES.get(top) or top.replace("_", "-")):
             return f"it comes with {home}: {install_command(home)}"
-        return f"put {top}.py beside {file.name}, or install it for {sys.executable}"
+        return f"put {top}.py next to {file.name}, or install it for {sys.executable}"
     if isinstance(error, ImportError) and "beyond top-level package" in str(error):
         return f"a file imports what lies in its folder and below: that is {file.resolve().parent}"
     return ""
 
 
-# -- what lies beside ------------------------------------------------------------------------------
+# -- what lies next to a file ----------------------------------------------------------------------
 
 
 def _found(name: str, folders: Sequence[str]) -> ModuleSpec | None:
@@ -154,12 +158,16 @@ def _with_imports(
     return files
 
 
-def _imports(file: Path, folder: Path, is_elsewhere: Callable[[str], bool]) -> Iterator[Path]:
+def _imports(
+    file: Path,
+    folder: Path,
+    is_elsewhere: Callable[[str], bool],
+) -> Iterator[Path]:
     """Yields the files that a file's import statements mean, of those in a folder and below."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return  # whoever imports it says so
+        return  # its import says so
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -225,7 +233,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Loads a file so that its import statements see what lies beside."""
+    """Loads a file so that its import statements see what lies next to it."""
 
     def exec_module(self, module: ModuleType) -> None:
         folder = module.__name__.removeprefix(_PREFIX).partition(".")[0]

@@ -2,7 +2,7 @@
 
 A provider names a function in its description (``Provider.memory``). It is called as
 ``function(config, worker)`` in the process that reads the configuration, so it imports no engine,
-loads no weights and starts nothing. ``g-core plan`` prints the answers of all roles beside the
+loads no weights and starts nothing. ``g-core plan`` prints the answers of all roles next to the
 memory of their devices; ``g-core check`` and ``g-core run`` refuse a job that cannot fit.
 
     def memory(config: MyConfig, worker: WorkerShape) -> Iterable[MemoryNeed]:

@@ -1,6 +1,6 @@
 """Defines what observes a run: it is told of everything and changes nothing.
 
-A job names its observers under ``observers:``. Each has a process of its own, beside the
+A job names its observers under ``observers:``. Each has a process of its own, next to the
 supervisor, and is told one thing after the other, in the order in which things happened. The run
 never waits for it before its end: see ``gcore_core.run.observers`` for what happens to one that
 fails or hangs.

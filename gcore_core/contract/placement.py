@@ -77,7 +77,7 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Holds what a policy sees at a step boundary: facts, of which it measures what it wants.
+    """Holds what a policy sees at a step boundary: facts, from which it measures what it wants.
 
     Devices move between generators: these have an engine at every cell, awake or asleep. Mappings
     are by role.
@@ -128,7 +128,7 @@ class Decision:
 
     partition: the cells at which each role is awake.
     engines: every cell at which a role has an engine, awake or asleep; None means the cells of
-        ``partition``. Engines are made once, so those of the first decision stay.
+        ``partition``. Engines are made once, so the first decision's stay.
     mode: how generators share cells. "split": each cell serves one generator. "colocated": every
         cell serves the policy until all its records are there, then the judge, and both in turn
         again for a refill; not where ``Window.overlaps``. "coresident": both models are awake in

@@ -1,6 +1,6 @@
 """Calls a plugin's code, and reports its errors with the provider's name and its line.
 
-Whoever calls an algorithm of a plugin makes a `PluginCode` for it, asks it through ``call`` and
+The caller of a plugin's algorithm makes a `PluginCode` for it, asks it through ``call`` and
 holds the answer against the contract with ``broken``.
 """
 

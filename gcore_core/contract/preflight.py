@@ -93,7 +93,7 @@ class PlacedJob(Protocol):
 
     @property
     def asleep_in_training(self) -> Sequence[str]:
-        """Those of ``sleeps`` that sleep while the trainer works."""
+        """Roles of ``sleeps`` that sleep while the trainer works."""
 
     @property
     def asleep_in_rollout(self) -> Sequence[str]:

@@ -105,7 +105,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 class Ref(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names bytes in a node's store.
 
-    Controllers only forward it. Whoever opens it checks bounds, ``mac`` and ``digest``.
+    Controllers only forward it. The process that opens it checks bounds, ``mac`` and ``digest``.
 
     node: the node whose store has the bytes.
     slab: the file of the store that has them.
@@ -210,7 +210,7 @@ class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names one prompt that a shard owns, and those of its samples that are to be drawn.
+    """Names one prompt that a shard owns, and which of its samples are to be drawn.
 
     ordinal: the prompt's place in the seeded order of the run.
     row: row of the dataset.
@@ -275,7 +275,7 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Holds what the lead may know of a record: at most 64 bytes encoded.
 
-    All fields are those of the header.
+    All fields are the header's.
     """
 
     ordinal: int

@@ -26,8 +26,8 @@ The layout; ``latest`` is the run with the highest number:
         logs/supervisor.pid        who supervises the run, and holds a lock on this file meanwhile
         checkpoint.key             the key by which checkpoints prove to be the run's own
         checkpoints/step-000120/   the state after so many steps; see ``gcore_core.run.manifest``
-        save                       made by whoever wants a checkpoint at the end of the next step; the run removes it
-        leave/<host>               made, empty, by whoever wants a host to leave the run; the run writes the answer into it
+        save                       made to ask for a checkpoint at the end of the next step; the run removes it
+        leave/<host>               made, empty, to ask a host to leave the run; the run writes the answer into it
         weights/                   the final policy in Hugging Face layout; absent until the run has ended
         earlier/                   weights and summary of an earlier end, after which the run goes on; removed when it ends well again
         weights-<role>/            the final weights of a role that is trained besides the policy
@@ -81,7 +81,8 @@ LEAVE = "leave"
 
 #: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
-_NO_STAGES = ("step", "evaluation")  # the sum of the stages, and what comes between two steps
+# The sum of the stages, and what comes between two steps.
+_NO_STAGES = ("step", "evaluation")
 
 #: Metrics of an update that repeat where a run does. A trainer gives them, but for
 #: ``masked_share``, which controllers add.
@@ -185,7 +186,7 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 
     Stages that ``STAGES`` does not name come last.
 
-    metrics: those of one row. The whole step and an evaluation after it are left out.
+    metrics: one row's. The whole step and an evaluation after it are left out.
     """
     seconds = {
         key.removeprefix("seconds/"): value
@@ -284,7 +285,7 @@ class RecordTrace(
     n_prompt, n_actions, status: as in the header.
     verdict: "trained", "filtered", "quarantined", or "surplus" of one that its step did not need.
     reason: why it was not trained on, or why it ended as it did.
-    chunk_bytes: size of the chunk that holds its columns, and those of others.
+    chunk_bytes: size of the chunk that holds its columns, and others'.
     media_bytes: size of its media.
     asked: what judges answered about it.
     row: row of the dataset.

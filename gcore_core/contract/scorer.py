@@ -47,7 +47,7 @@ class Score:
     value: finite, also in float32 (``LARGEST_VALUE``), with status "ok"; None with any other.
     status: "ok", "failed", "timeout" or "skipped".
     reason: why there is no value. With a value it is a critique of the record: what a sampling
-        program shows of its draft (``Draft.critique``), of which the first 128 bytes in UTF-8 go
+        program shows of its draft (``Draft.critique``); its first 128 bytes in UTF-8 go
         there; "" says nothing.
     """
 
@@ -63,7 +63,7 @@ class Scorer(Protocol):
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Returns one score per record, in order.
 
-        records: of a provider of level "group", those of whole groups, neighbours by ordinal.
+        records: of a provider of level "group", whole groups, neighbours by ordinal.
         """
 
 

@@ -46,7 +46,7 @@ class SiteFiles(Protocol):
     """Joins the disks of one site. The supervisor calls it; directories are paths at home."""
 
     async def provide(self, job: JobFiles, show: Show) -> None:
-        """Has every node have the files of the job, before a worker starts.
+        """Gives every node the files of the job, before a worker starts.
 
         show: is told what is done.
         Raises ConfigError where a node has not what it must have, and may not get it.

@@ -128,7 +128,7 @@ class StepCheck(Protocol):
     """
 
     async def before_update(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns a step's metrics with those of what it still had to judge.
+        """Returns a step's metrics, with metrics of what it still had to judge.
 
         It is called before each update, also of a step that is skipped, and before a checkpoint.
 
@@ -145,7 +145,7 @@ class StepCheck(Protocol):
     async def pushed(self, version: int) -> None:
         """Is told that generators and trainer hold the same version.
 
-        What it begins here may go on beside the program, until ``before_update`` or ``end``.
+        What it begins here may go on while the program does, until ``before_update`` or ``end``.
         """
 
     def notes(self) -> list[str]:

@@ -123,8 +123,8 @@ class Trainer(Protocol):
 class SendsAdapter(Protocol):
     """Pushes a low-rank adapter in place of whole weights: capability "weights.adapter".
 
-    ``export_weights`` still gives the whole weights, with the adapter merged, to whoever cannot
-    take the adapter alone.
+    ``export_weights`` still gives the whole weights, with the adapter merged, to engines that
+    cannot take the adapter alone.
     """
 
     def adapter_facts(self) -> AdapterFacts | None:
@@ -169,7 +169,7 @@ class SleepsInRollout(Protocol):
 
     Each rank is asked by itself, so neither method may use collectives. Asleep, whatever needs the
     weights raises an error that says so; a second ``sleep``, or ``wake`` of one that is awake, does
-    nothing. Whoever calls a trainer wakes it before any other call.
+    nothing. The caller of a trainer wakes it before any other call.
     """
 
     def sleep(self) -> None:
@@ -216,9 +216,9 @@ class ComparesLogprobs(Protocol):
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns what the last ``train`` computed before its first update, for each record.
 
-        It is called once after each ``train`` and computes nothing anew. The records are those of
+        It is called once after each ``train`` and computes nothing again. The records are those of
         ``prepare``, in their order; None for one whose log-probs were not computed before the
-        first update, such as those of later minibatches under an objective without ``old_logp``.
+        first update, such as later minibatches' under an objective without ``old_logp``.
         """
 
 
@@ -231,7 +231,7 @@ class EvaluatesLoss(Protocol):
     ) -> dict[str, tuple[float, float]]:
         """Returns metric -> (sum, weight), summed over all ranks; the metric is their quotient.
 
-        At least "loss", then those of the objective. All ranks call it at the same time, each with
+        At least "loss", then the objective's. All ranks call it at the same time, each with
         records of its own, perhaps none. Weights, optimizer, and what ``prepare`` keeps stay as
         they are. Raises ConfigError for an objective that needs more than log-probs.
 

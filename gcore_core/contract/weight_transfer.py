@@ -70,7 +70,7 @@ class WeightWriter(Protocol):
         """
 
     def send(self, bucket: Bucket) -> None:
-        """Sends a bucket of which every receiver has been told.
+        """Sends a bucket that every receiver has been told about.
 
         It returns when the transport needs nothing more of this side for the bucket.
         """

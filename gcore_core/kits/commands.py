@@ -19,7 +19,7 @@ home_of: what to install for a plugin.
 leftovers, uninstall_command: distributions of 0.2 that are still here, and what removes them.
 package_folders: finds the folders of one name that plugins bring in their packages.
 print_table: prints rows under headings.
-say_phase: prints what a command does now, beside what it is asked to print.
+say_phase: prints what a command does now, besides what it is asked to print.
 write_file: writes the file that an option names.
 flat: dotted key -> value of a tree.
 pinned: a path with the run itself for a link ``latest``.
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config import yaml12 as yaml12
+    from gcore_core.config.catalog import package_folders as package_folders
     from gcore_core.config.homes import home_of as home_of
     from gcore_core.config.homes import leftovers as leftovers
     from gcore_core.config.homes import uninstall_command as uninstall_command
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
-    from gcore_core.config.package_folders import package_folders as package_folders
     from gcore_core.config.plan import Plan as Plan
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plan import read_plan as read_plan
@@ -75,7 +75,7 @@ _HOMES = {
     "leftovers": "gcore_core.config.homes",
     "load_plan": "gcore_core.config.plan",
     "open_interpreter": "gcore_core.config.interpreters",
-    "package_folders": "gcore_core.config.package_folders",
+    "package_folders": "gcore_core.config.catalog",
     "pinned": "gcore_core.config.yaml_source",
     "print_table": "gcore_core.cli",
     "read_plan": "gcore_core.config.plan",

@@ -1,4 +1,4 @@
-"""Has the parts of a launcher: they start the processes of a run and join them to one network.
+"""Holds the parts of a launcher: they start the processes of a run and join them to one network.
 
 The words of a launcher, ``Launcher`` and ``Site``, stand in ``gcore_core.contract.launching``. A
 launcher that places processes elsewhere starts a node agent there with an ``AgentSpec`` and joins

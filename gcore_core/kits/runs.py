@@ -128,7 +128,8 @@ def ask_to_stop(run_dir: Path) -> bool:
     if supervisor is None:
         return False
     try:
-        handle = os.pidfd_open(supervisor.pid)  # the pid stays this process's while it is compared
+        # The pid stays this process's while it is compared.
+        handle = os.pidfd_open(supervisor.pid)
     except ProcessLookupError:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Has the parts of a connection of one's own between processes of a run, as the core's are made.
+"""Holds the parts of a connection of one's own between processes of a run, as the core's are made.
 
 Who connects to another machine does so by TLS with the run's identity, then proves that it is of
 the run, and sends framed messages. Nothing on a stream is a pickle.
@@ -17,8 +17,8 @@ allocate, map_file: memory that several processes share, whose pages are there f
 from __future__ import annotations
 
 from gcore_core.store.client import allocate, map_file
+from gcore_core.wire.frames import end_in_silence, noticed_within_s
 from gcore_core.wire.framing import LENGTH_BYTES, framed, length_at, receive
-from gcore_core.wire.keepalive import end_in_silence, noticed_within_s
 from gcore_core.wire.proof import GREETING_BYTES, check_answer, prove, refusal
 from gcore_core.wire.retry import PATIENT
 from gcore_core.wire.service import RemoteFailure, decoded, encode, from_wire, to_wire

@@ -4,7 +4,7 @@ A launcher starts it by ``python -m gcore_core.node.agent``. It ends at a signal
 its lifeline ends: a pipe from its launcher. Workers and slabs end with their agent.
 
 A launcher for several machines starts an agent of its own in its place, which derives from this one
-and joins its store and its files with those of the others.
+and joins its store and its files with the others'.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -29,7 +30,7 @@ import psutil
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.launching import Network
 from gcore_core.contract.remote_store import NodeStore, RemoteStore
-from gcore_core.node.metering import Metering
+from gcore_core.node.devices import Metering
 from gcore_core.node.process_record import ProcessRecord
 from gcore_core.node.shared_files import Maker, SharedFiles
 from gcore_core.node.spawn import (
@@ -61,7 +62,8 @@ from gcore_core.workers.overruns import Hold, describe_called, describe_running,
 
 log = logging.getLogger(__name__)
 GRACE_S = 2.0  # workers that are asked to end have so long before they are killed
-_LOOK_S = 1.0  # so often new files in shared memory are looked for, where engines make some
+# So often new files in shared memory are looked for, where engines make some.
+_LOOK_S = 1.0
 #: A worker that is stopped, as by SIGSTOP, is ended after so many times ``run.patience_s``. Where
 #: it serves, who waits for it notices before.
 _STOPPED_PATIENCE = 2.0
@@ -93,14 +95,59 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""
 
 
-class Agent:
+class NodeAgent(ABC):
+    """Serves one node: its slabs, its workers' starts and ends, and what they use.
+
+    slabs: the agent's side of the store.
+    """
+
+    def __init__(self, slabs: SlabService) -> None:
+        self.slabs = slabs
+        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
+        self._metering = Metering()
+
+    def register(self, service: Service) -> None:
+        self.slabs.register(service)
+        service.add(SPAWN, self.spawn)
+        service.add(EXITS, self.exits)
+        service.add(USAGE, self.usage)
+        service.add(METER, self.meter)
+
+    @abstractmethod
+    async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
+        """Starts workers, and watches them from then on."""
+
+    @abstractmethod
+    async def usage(self, request: Nothing, call: Call) -> UsageReply:
+        """Measures what the agent and its workers use, without those that have just ended."""
+
+    @abstractmethod
+    def pids(self) -> dict[str, int]:
+        """Returns the name of each living worker -> its process."""
+
+    async def exits(
+        self,
+        request: Nothing,
+        call: Call,
+    ) -> AsyncGenerator[WorkerExit, None]:
+        """Streams the end of every worker, each once: those before it at once, others as they
+        happen.
+        """
+        while True:
+            yield await self._exits.get()
+
+    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
+        """Reads how long the devices of living workers were in use."""
+        return await self._metering.read(request, self.pids())
+
+
+class Agent(NodeAgent):
     """Starts and watches the workers of one node, and serves its slabs.
 
     An agent of a launcher may derive from it. What it overrides, it extends: ``register``, ``end``,
     ``signals`` and ``spawn``.
 
     name: of the agent.
-    slabs: the agent's side of the store.
     stopped: set when the agent is to end.
     """
 
@@ -114,42 +161,36 @@ class Agent:
     ) -> None:
         """Prepares an agent; nothing is served yet.
 
-        join: joins this node's store with those of others.
+        join: joins this node's store with others.
         is_remote: its supervisor is on another machine, so it cannot be seen here whether that
             lives.
         """
+        super().__init__(SlabService(spec.store, spec.secret, join))
         self._spec = spec
         self.name = spec.name
-        self.slabs = SlabService(spec.store, spec.secret, join)
         self.stopped = asyncio.Event()
         self._workers: dict[str, Process] = {}
         self._lifelines: dict[str, int] = {}  # worker -> the pipe whose end would end it
         self._watching: set[asyncio.Task[None]] = set()  # one task for each worker
         self._holds: dict[str, Hold] = {}  # scorer -> what its rewards are bounded by
-        self._held = set[int]()  # pids of scorers that were ended since a reward held them
+        # Pids of scorers that were ended since a reward held them.
+        self._held = set[int]()
         self._looking: asyncio.Task[None] | None = None
         self._makers: dict[str, Maker] = {}  # living workers
         self._files = SharedFiles()
         self._record = ProcessRecord(
             spec.record, (spec.store.directory, spec.meeting), is_remote=is_remote
         )
-        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self._metering = Metering()
         self._specs: dict[str, WorkerSpec] = {}  # worker -> its spec
         self._stopping = False
 
     def register(self, service: Service) -> None:
-        self.slabs.register(service)
-        service.add(SPAWN, self.spawn)
-        service.add(EXITS, self.exits)
-        service.add(USAGE, self.usage)
-        service.add(METER, self.meter)
+        super().register(service)
         service.add(KILL, self.kill)
 
     async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
-        """Starts workers, and watches them from then on."""
         if self._looking is None and any(spec.shared_memory for spec in request.workers):
-            self._looking = asyncio.ensure_future(self._look_regularly())
+            self._looking = asyncio.ensure_future(self._claim_files_regularly())
         for spec in request.workers:
             make_meeting(spec)
             process = await self._start(spec)
@@ -186,7 +227,7 @@ class Agent:
             code = await process.wait()
             stopped.cancel()
             holding.cancel()
-            self._look()
+            self._claim_new_files()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
             os.close(self._lifelines.pop(spec.name))
@@ -263,39 +304,26 @@ class Agent:
         self._held.add(process.pid)
         await end_hung(process)
 
-    def _look(self) -> None:
-        """Finds out whose the new files in shared memory are, while their makers live."""
+    def _claim_new_files(self) -> None:
         self._files.look(self._makers)
         self._record.hold_files(self._files.owned())
 
-    async def _look_regularly(self) -> None:
+    async def _claim_files_regularly(self) -> None:
         while True:
-            self._look()
+            self._claim_new_files()
             await asyncio.sleep(_LOOK_S)
 
-    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        """Streams the end of every worker, each once: those before it at once, others as they
-        happen.
-        """
-        while True:
-            yield await self._exits.get()
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._workers.items()}
 
     async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        """Measures what the agent and its workers use, without those that have just ended."""
-        self._look()
-        pids = {name: process.pid for name, process in self._workers.items()}
-        pids[self._spec.name] = os.getpid()
+        self._claim_new_files()
         cpu_s: dict[str, float] = {}
         memory_mib: dict[str, float] = {}
-        for name, pid in pids.items():
+        for name, pid in (self.pids() | {self._spec.name: os.getpid()}).items():
             with contextlib.suppress(OSError):
                 cpu_s[name], memory_mib[name] = process_usage(pid)
         return UsageReply(cpu_s, memory_mib, self.slabs.notes())
-
-    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
-        """Reads how long the devices of living workers were in use."""
-        pids = {name: process.pid for name, process in self._workers.items()}
-        return await self._metering.read(request, pids)
 
     async def kill(self, request: KillRequest, call: Call) -> Nothing:
         """Ends a worker that hangs; nothing happens where it has ended already."""
@@ -330,7 +358,7 @@ class Agent:
     async def _end_workers(self, grace_s: float) -> None:
         """Ends all workers: asks, waits, kills."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            self._look()
+            self._claim_new_files()
             for process in self._workers.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, sign)
@@ -355,7 +383,8 @@ async def _spawn_worker(spec: WorkerSpec) -> tuple[Process, int]:
             command, spec, spec.log, environment_of(spec.python), signal.SIGKILL
         )
     except OSError as error:
-        if error.filename not in (None, command[0]):  # its spec or its log, on a full disk
+        # Its spec or its log, on a full disk.
+        if error.filename not in (None, command[0]):
             raise WorkerError(
                 f"{error.filename} cannot be written: {error.strerror}.",
                 where=spec.name,
@@ -388,7 +417,7 @@ async def end_hung(process: Process) -> None:
 def process_usage(pid: int) -> tuple[float, float]:
     """Measures (user and system seconds of the process and its ended children, peak resident MiB).
 
-    Seconds of the process itself are exact; those of its ended children are whole hundredths.
+    Seconds of the process itself are exact, of its ended children whole hundredths.
 
     Raises OSError for a process that has ended.
     """
@@ -432,7 +461,12 @@ def _tail(path: str) -> str:
     return b"\n".join(lines).decode("utf-8", "replace")
 
 
-async def serve_agent(agent: Agent, network: Network, meeting: str, lifeline: int) -> None:
+async def serve_agent(
+    agent: Agent,
+    network: Network,
+    meeting: str,
+    lifeline: int,
+) -> None:
     """Serves an agent until it is told to end; then ends what it has started, and its store.
 
     meeting: the run's private directory, which is removed.
@@ -458,7 +492,7 @@ async def serve_agent(agent: Agent, network: Network, meeting: str, lifeline: in
 
 
 def log_as(name: str) -> None:
-    """Has this process write its log as the agent of that name."""
+    """Lets this process write its log as the agent of that name."""
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s")
 
 

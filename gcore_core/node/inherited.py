@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Collection
 
-#: Signals that end a command. Whoever ignores one wants the command to go on: under nohup after the
+#: Signals that end a command. A command that ignores one is to go on: under nohup after the
 #: end of its terminal, in the background of a script after Ctrl-C.
 OF_THE_USER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 #: Python ignores these itself.

@@ -12,11 +12,11 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from gcore_core.contract.errors import AddressError, ConfigError, WorkerError
+from gcore_core.contract.errors import AddressError
 from gcore_core.contract.launching import (
     Network,
     NodeFacts,
@@ -24,35 +24,20 @@ from gcore_core.contract.launching import (
     Site,
     SiteNode,
 )
-from gcore_core.node.agent import AgentSpec, end_hung, make_meeting, process_usage
+from gcore_core.node.agent import AgentSpec, end_hung
 from gcore_core.node.config import LocalConfig, check_ports
 from gcore_core.node.devices import find_devices
-from gcore_core.node.metering import Metering
+from gcore_core.node.inline_agent import InlineAgent
 from gcore_core.node.process_record import RECORD, clear_up
 from gcore_core.node.spawn import (
     allow_open_files,
     send_signal,
     spawn_process,
 )
-from gcore_core.runtime.compute import DirectCompute
-from gcore_core.runtime.main_thread import ThreadedLimits
-from gcore_core.runtime.messages import (
-    EXITS,
-    METER,
-    SPAWN,
-    USAGE,
-    MeterReply,
-    MeterRequest,
-    Nothing,
-    SpawnRequest,
-    UsageReply,
-    WorkerExit,
-    WorkerSpec,
-)
 from gcore_core.runtime.shared_memory import SHARED_MEMORY
-from gcore_core.store.server import SlabService, StoreSpec
+from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
-from gcore_core.wire.service import Call, Service
+from gcore_core.wire.service import Service
 
 log = logging.getLogger(__name__)
 #: The name of the first node's agent; the only one where all processes run on one machine.
@@ -237,81 +222,3 @@ class InlineLauncher:
             finally:
                 await agent.stop()
                 agent.slabs.close()
-
-
-class InlineAgent:
-    """Does the agent's part when workers are tasks.
-
-    limits: of all workers.
-    """
-
-    def __init__(self, network: InlineNetwork, store: StoreSpec, secret: bytes) -> None:
-        self.slabs = SlabService(store, secret)
-        self.limits = ThreadedLimits()
-        self._network = network
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._exits: asyncio.Queue[WorkerExit] = asyncio.Queue()
-        self._metering = Metering()
-
-    def register(self, service: Service) -> None:
-        self.slabs.register(service)
-        service.add(SPAWN, self.spawn)
-        service.add(EXITS, self.exits)
-        service.add(USAGE, self.usage)
-        service.add(METER, self.meter)
-
-    async def spawn(self, request: SpawnRequest, call: Call) -> Nothing:
-        for spec in request.workers:
-            if spec.ranks > 1 and spec.kind == "trainer":
-                raise ConfigError(
-                    "a policy on several ranks needs a process for each",
-                    where=f"roles.{spec.role}.slots",
-                    todo="set it to 1, or use launcher: {use: core/local}",
-                )
-            if spec.python not in ("", sys.executable):
-                raise ConfigError(
-                    "a role with an interpreter of its own needs a process of its own.",
-                    where=f"roles.{spec.role}.python",
-                    todo="leave it out, or use launcher: {use: core/local}",
-                )
-            make_meeting(spec)
-            self._tasks[spec.name] = asyncio.ensure_future(self._run(spec))
-        return Nothing()
-
-    async def _run(self, spec: WorkerSpec) -> None:
-        from gcore_core.node.worker import Worker
-
-        network = self._network.view(spec.name)
-        worker = Worker(spec, network, DirectCompute(), _cannot_give_up, self.limits)
-        code = 1
-        try:
-            await worker.run()
-            code = 0
-        finally:
-            self._exits.put_nowait(WorkerExit(spec.name, os.getpid(), code, False, ""))
-
-    async def exits(self, request: Nothing, call: Call) -> AsyncGenerator[WorkerExit, None]:
-        while True:
-            yield await self._exits.get()
-
-    async def usage(self, request: Nothing, call: Call) -> UsageReply:
-        cpu_s, memory_mib = process_usage(os.getpid())
-        return UsageReply({"inline": cpu_s}, {"inline": memory_mib}, self.slabs.notes())
-
-    async def meter(self, request: MeterRequest, call: Call) -> MeterReply:
-        """Reads how long devices were in use; all workers are this process."""
-        return await self._metering.read(request, dict.fromkeys(self._tasks, os.getpid()))
-
-    async def stop(self) -> None:
-        self._metering.close()
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-def _cannot_give_up(code: int) -> None:
-    raise WorkerError(
-        "a reward did not answer in time and cannot be ended inside this process",
-        where="core/inline",
-        todo="use launcher: {use: core/local}",
-    )

@@ -1,5 +1,8 @@
 """Is the process of one observer: ``python -m gcore_core.node.observing --fd N``.
 
+The supervisor sends it an ``ObserverSpec`` and then one event after the other. The process answers
+each of these, the spec too, with ``Handled`` or ``Failed``.
+
 It makes the observer and tells it one event after the other. It ends with the run, and with the
 first error of the observer. When the supervisor is lost, it still tells the observer what came
 before, and that the run is over; for that it has ``ObserverSpec.timeout_s``. An observer that was
@@ -21,18 +24,86 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.contract.factories import build
+from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.observer import Observer, ObserverContext
-from gcore_core.node.observed import (
-    Event,
-    Failed,
-    Handled,
-    ObserverSpec,
-    RunEnded,
-    RunStarted,
-    next_message,
-)
-from gcore_core.wire.framing import framed
+from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.wire.framing import framed, receive
+
+_LIMIT_BYTES = 1 << 31  # of what the other side sends; it is of this run
+
+
+class ObserverSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which observer a process is to be.
+
+    name: what the job calls it.
+    directory: the run's.
+    factory: what makes it.
+    timeout_s: seconds that it has left when the supervisor is lost.
+    """
+
+    name: str
+    directory: str
+    factory: FactorySpec
+    timeout_s: float
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run_start"):
+    run: RunFacts
+
+
+class StepEnded(msgspec.Struct, frozen=True, tag="step_end"):
+    report: StepReport
+
+
+class WeightsPublished(msgspec.Struct, frozen=True, tag="weights_published"):
+    version: int
+
+
+class CheckpointSaved(msgspec.Struct, frozen=True, tag="checkpoint_saved"):
+    step: int
+    path: str
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag="worker_failed"):
+    failure: WorkerFailure
+
+
+class RunEnded(msgspec.Struct, frozen=True, tag="run_end"):
+    error: str
+
+
+#: What an observer is told. The tag is the method of ``gcore_core.contract.observer.Observer``, the
+#: fields are its arguments.
+Event = RunStarted | StepEnded | WeightsPublished | CheckpointSaved | WorkerFailed | RunEnded
+
+
+class Handled(msgspec.Struct, frozen=True, tag="handled"):
+    """Says that the observer has handled what it was told."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Says that it raised; its process ends.
+
+    method: what it was in; "factory" where it could not be made.
+    error: type and text.
+    at: file and line of its own code.
+    """
+
+    method: str
+    error: str
+    at: str
+
+
+ObserverAnswer = Handled | Failed
+
+
+def next_message(link: socket.socket) -> bytes:
+    """Returns the next message; empty when the other side has ended."""
+    try:
+        return receive(link.recv, _LIMIT_BYTES)
+    except OSError:
+        return b""
+
 
 log = logging.getLogger(__name__)
 SUPERVISOR_LOST = "the supervisor was lost"
@@ -119,4 +190,5 @@ def _answer(link: socket.socket, answer: Handled | Failed) -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # all is where it belongs; what a library has left behind must not hold this up
+    # All is where it belongs; what a library has left behind must not hold this up.
+    os._exit(code)

@@ -1,7 +1,7 @@
 """Writes down what a node agent has started, so that somebody can clear up after one that is lost.
 
 The agent holds a ``ProcessRecord``, a file in the directory of logs. It is gone when the agent has
-ended its workers itself. Else somebody calls ``clear_up`` with that file: whoever ends the run, the
+ended its workers itself. Else somebody calls ``clear_up`` with that file: what ends the run, the
 next agent of the same run, or what a launcher has put on another machine than the run's.
 """
 
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 RECORD = "processes.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ENDS_S = 5.0  # an agent that is alone ends by itself; it has so long
-_WAIT_S = 5.0  # killed processes have so long to be gone, with the memory and devices they held
+# Killed processes have so long to be gone, with the memory and devices they held.
+_WAIT_S = 5.0
 
 
 class StartedProcess(msgspec.Struct, frozen=True):
@@ -68,7 +69,7 @@ class _Contents(msgspec.Struct, kw_only=True):
     boot: the start of the machine that the ticks are counted from.
     supervisor: the process whose agent wrote it; while it lives it clears up by itself.
     files: what workers have made in shared memory.
-    directories: the agent's own, such as those of its slabs and sockets.
+    directories: the agent's own, such as for slabs and sockets.
     """
 
     boot: str
@@ -93,7 +94,7 @@ class ProcessRecord:
     ) -> None:
         self._path = Path(path) if path else None
         self._contents = _Contents(
-            boot=_boot(),
+            boot=_boot_id(),
             supervisor=None if is_remote else identify_process(os.getppid()),
             agent=identify_process(os.getpid()),
             directories=[identify(path) for path in directories if os.path.isdir(path)],
@@ -137,7 +138,7 @@ def clear_up(path: Path, agent: StartedProcess | None = None) -> int:
     """Ends what a lost agent has left: its processes, then their files, then its record.
 
     A process is killed only if it is still the one that was written down. Where the machine was
-    started anew since, its processes are gone, and only the record is removed.
+    started again since, its processes are gone, and only the record is removed.
 
     path: of the agent's record.
     agent: only what this one has written down is touched; None: what any has. The record may be
@@ -157,7 +158,7 @@ def clear_up(path: Path, agent: StartedProcess | None = None) -> int:
         return 0
     if agent is not None and contents.agent != agent:
         return 0
-    if contents.boot == _boot():
+    if contents.boot == _boot_id():
         supervisor = contents.supervisor
         is_other = supervisor != identify_process(os.getpid())
         if supervisor is not None and is_other and is_running(supervisor):
@@ -181,13 +182,12 @@ def _wait_for(process: StartedProcess | None) -> None:
         handle = os.pidfd_open(process.pid)
         try:
             if identify_process(process.pid) == process:
-                _poll(handle, _ENDS_S)
+                _wait_for_end(handle, _ENDS_S)
         finally:
             os.close(handle)
 
 
-def _poll(handle: int, timeout_s: float) -> None:
-    """Waits until a process has ended, at most so long."""
+def _wait_for_end(handle: int, timeout_s: float) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll(timeout_s * 1000)
@@ -196,13 +196,14 @@ def _poll(handle: int, timeout_s: float) -> None:
 def _kill_group(process: StartedProcess) -> None:
     """Kills a process with its group, and waits until it is gone."""
     with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(process.pid)  # the pid stays this process's while it is compared
+        # The pid stays this process's while it is compared.
+        handle = os.pidfd_open(process.pid)
         try:
             if identify_process(process.pid) != process:
                 return
             os.killpg(process.pid, signal.SIGKILL)
             log.info("process %s was left behind and is killed", process.pid)
-            _poll(handle, _WAIT_S)
+            _wait_for_end(handle, _WAIT_S)
         finally:
             os.close(handle)
 
@@ -231,8 +232,7 @@ def _status(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()  # before it is the name, which may hold blanks
 
 
-def _boot() -> str:
-    """Returns what identifies this start of this machine; "" where nothing does."""
+def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

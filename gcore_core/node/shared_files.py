@@ -43,7 +43,8 @@ class SharedFiles:
         self._directory = directory
         self._foreign = set(self._files(("*",)))
         self._owners: dict[SharedFile, str] = {}
-        self._looks: dict[SharedFile, int] = {}  # new files without owner -> how often looked at
+        # New files without owner -> how often looked at.
+        self._looks: dict[SharedFile, int] = {}
 
     def owned(self) -> list[SharedFile]:
         """Returns the files that are known to be the workers'."""

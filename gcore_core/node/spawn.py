@@ -44,7 +44,8 @@ _STREAMING = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={STREAMED
 _SHORT_WAIT = {"GOMP_SPINCOUNT": "10000"}
 _SPEC_LIMIT_BYTES = 256 << 20
 _LAST_S = 30.0  # a process has so long to end by itself after its standard input did
-_OPEN_FILES = 1 << 16  # enough, and few enough for libraries that try every possible descriptor
+# Enough, and few enough for libraries that try every possible descriptor.
+_OPEN_FILES = 1 << 16
 T = TypeVar("T")
 
 
@@ -153,7 +154,8 @@ def _written_spec(spec: Any) -> Iterator[BinaryIO]:
     try:
         file = _spec_file(spec)
     except OSError as error:
-        directory = error.filename or tempfile.tempdir or "TMPDIR"  # the last: none is usable
+        # The last: none is usable.
+        directory = error.filename or tempfile.tempdir or "TMPDIR"
         raise OSError(error.errno, error.strerror or str(error), directory) from error
     with file:
         yield file
@@ -171,7 +173,7 @@ def _spec_file(spec: Any) -> BinaryIO:
 def signal_at_end(
     pipe: int, receiver: int, number: signal.Signals, *, is_group: bool = True
 ) -> None:
-    """Has the kernel send a signal to a process group when nobody can write to a pipe any more.
+    """Lets the kernel send a signal to a process group when nobody can write to a pipe any more.
 
     It reaches processes that are stopped or hang, which would not read the pipe. The settings
     belong to the open pipe, not to this descriptor or process: they hold as long as the process
@@ -208,7 +210,8 @@ async def spawn_over_input(command: list[str], spec: Any, log: str | Path) -> Pr
             stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # no terminal, on which a command could ask for a password
+            # No terminal, on which a command could ask for a password.
+            start_new_session=True,
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -243,7 +246,7 @@ def read_spec(description: str, spec: type[T]) -> tuple[T, int]:
     faulthandler.register(signal.SIGUSR1)  # writes every thread's stack to the log
     if args.stdin:
         return _read_input(spec), _lifeline_of_input()
-    return _decode_spec(args.fd, spec), args.lifeline
+    return _spec_from_descriptor(args.fd, spec), args.lifeline
 
 
 def _read_input(spec: type[T]) -> T:
@@ -292,8 +295,7 @@ def _lifeline_of_input() -> int:
     return reading
 
 
-def _decode_spec(descriptor: int, spec: type[T]) -> T:
-    """Reads a spec from a file descriptor, and closes it."""
+def _spec_from_descriptor(descriptor: int, spec: type[T]) -> T:
     with os.fdopen(descriptor, "rb") as file:
         decoder = msgspec.msgpack.Decoder(spec)
         return decoded(decoder, file.read(), "spec", f"descriptor {descriptor}")

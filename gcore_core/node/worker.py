@@ -179,7 +179,7 @@ class Worker:
 
         def request() -> Nothing:
             nonlocal asked_s
-            asked_s = clock()  # of each try anew: the answer belongs to the last one
+            asked_s = clock()  # at each try: the answer belongs to the last one
             return Nothing()
 
         answer = await insist_with(self._network.peer("supervisor"), TIME_OF_DAY, request)
@@ -214,7 +214,11 @@ class Worker:
         else:
             self._awake_generator(settings, note).register(service)
 
-    def _awake_generator(self, settings: GeneratorSettings, note: SleepNote) -> GeneratorShell:
+    def _awake_generator(
+        self,
+        settings: GeneratorSettings,
+        note: SleepNote,
+    ) -> GeneratorShell:
         """Makes a generator's backend, and the shell around it."""
         from gcore_core.workers.generator import GeneratorShell
         from gcore_core.workers.push import DtypeSetting
@@ -329,15 +333,14 @@ class Worker:
             spec.rank,
             journal=journal,
             sentinel=sentinel,
-            followers=self._followers(),
+            followers=self._peers_of_other_ranks(),
             annotations=annotations,
             adapters=settings.adapters,
             tokens=tokens,
         )
         shell.register(service, Relay(self._network, service, settings.shards))
 
-    def _followers(self) -> list[Peer]:
-        """Returns, for rank 0, the workers of all other ranks of its role."""
+    def _peers_of_other_ranks(self) -> list[Peer]:
         spec = self._spec
         others = range(1, spec.ranks) if spec.rank == 0 else ()
         return [self._network.peer(f"{spec.role}.{rank}") for rank in others]
@@ -421,7 +424,8 @@ async def _main(
     # is this worker's own group, with all that it started.
     loop = asyncio.get_running_loop()
     loop.add_reader(lifeline, os.killpg, 0, signal.SIGKILL)
-    reports = set[asyncio.Task[Nothing]]()  # held until they are sent, or they could be collected
+    # Held until they are sent, or they could be collected.
+    reports = set[asyncio.Task[Nothing]]()
 
     def report_hung(peer: str, what: str) -> None:
         if peer != "supervisor":
@@ -456,7 +460,8 @@ def main() -> None:
         except BaseException:  # such as a SystemExit of a task
             log.exception("%s ends", spec.name)
         logging.shutdown()
-        os._exit(code)  # neither a library's thread nor one that hangs holds a finished worker
+        # Neither a library's thread nor one that hangs holds a finished worker.
+        os._exit(code)
 
     if isinstance(spec.settings, JobFacts):
         work()  # a controller calls no function of a user

@@ -25,8 +25,7 @@ from gcore_core.run.checkpoint_service import Resumed, newest
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.display import Display
 from gcore_core.run.jobs import Job
-from gcore_core.run.machine_changes import MachinesChange
-from gcore_core.run.machines_left import place_run, say_changes
+from gcore_core.run.machines import MachinesChange, place_run, say_changes
 from gcore_core.run.manifest import KEY, ensure_key
 from gcore_core.run.observers import chosen_observers
 from gcore_core.run.preflight import changed_settings, check_same, check_version
@@ -121,7 +120,12 @@ async def _next(job: Job, key: bytes, display: Display) -> Job:
     return replace(job, resumed=resumed, placed=placed)
 
 
-def begins_from(directory: Path, plan: Plan, rows: int, note: Callable[[str], None]) -> Resumed:
+def begins_from(
+    directory: Path,
+    plan: Plan,
+    rows: int,
+    note: Callable[[str], None],
+) -> Resumed:
     """Returns the newest whole checkpoint of a run, from which it goes on as the same run.
 
     rows: how many the dataset of the job has now.

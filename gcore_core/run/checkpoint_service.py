@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.errors import CheckpointError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.launching import Peer, Site
-from gcore_core.contract.records import Header, StepReport
+from gcore_core.contract.records import Header, Ref, StepReport
 from gcore_core.contract.run_files import read_metrics
 from gcore_core.contract.site_files import OneDisk, SiteFiles
-from gcore_core.run import carried_records
 from gcore_core.run.checkpoints import CheckpointFacts, Checkpoints, OpenedCheckpoint, Retention
 from gcore_core.run.manifest import name_of
 from gcore_core.runtime.messages import (
@@ -45,14 +45,21 @@ from gcore_core.runtime.messages import (
     UnsavedWeights,
 )
 from gcore_core.store.client import StoreReader, StoreWriter
+from gcore_core.store.columns import Chunk, pack
 from gcore_core.wire.gathering import Gathering
-from gcore_core.wire.service import Call, Service
+from gcore_core.wire.service import Call, Service, decoded, encode
 
 log = logging.getLogger(__name__)
 #: Names of the parts in a checkpoint's directory.
 STATE = "state.json"
 CONFIG = "config.json"
 SURPLUS = "surplus"
+#: Files of the records that a step kept for the next one, below ``SURPLUS``: the headers, the
+#: columns as one chunk, the media (images and the like) as another. A header's references are
+#: replaced by positions in these files.
+_HEADERS = "headers.msgpack"
+_COLUMNS = "columns"
+_MEDIA = "media"
 
 
 class CheckpointService:
@@ -80,22 +87,23 @@ class CheckpointService:
         self._hashed = hashed
         self._saved = saved
         self._checkpoints = Checkpoints(directory)
-        self._once = Gathering(1)  # a repeated request gets the first one's answer
+        self._requests = Gathering(1)  # a repeated request gets the first one's answer
         #: (step, shard) -> what it carries; steps before the latest are dropped.
         self._carried: dict[tuple[int, int], Carried] = {}
         self._store: StoreReader | None = None
         self._files: SiteFiles = OneDisk()
         # What every rank has begun to save, until it is committed.
         self._begun: CommitCheckpoint | None = None
-        #: Step -> its metrics and those of its evaluation; of the two latest that were reported.
+        #: Step -> its metrics and its evaluation's, for the two latest that were reported.
         self._reported: dict[int, dict[str, float]] = {}
         #: Step -> the metric ``checkpoint.best``. A step may be evaluated long after its save.
         self._best: dict[int, dict[str, float]] = {}
         if best := plan.settings.checkpoint.best:
             for row in read_metrics(directory):
-                self._measure(row["step"], best, row["metrics"] | row["evaluation"])
+                self._note_best_metric(row["step"], best, row["metrics"] | row["evaluation"])
         self._has_sought_best = False
-        self._unsaved = ""  # why the final weights could not be written, as it was told last
+        # Why the final weights could not be written, as it was told last.
+        self._unsaved = ""
 
     def register(self, service: Service) -> None:
         service.add(CARRIED, self.carried)
@@ -104,7 +112,12 @@ class CheckpointService:
         service.add(COMMIT_CHECKPOINT, self.commit)
         service.add(UNSAVED_WEIGHTS, self.unsaved)
 
-    async def enter(self, site: Site, resumed: Resumed | None, shards: int) -> Resumed | None:
+    async def enter(
+        self,
+        site: Site,
+        resumed: Resumed | None,
+        shards: int,
+    ) -> Resumed | None:
         """Prepares a site for its workers: sends each trainer's part of the checkpoint to the disks
         of its ranks, and puts the carried records into the run's store.
 
@@ -130,12 +143,12 @@ class CheckpointService:
             return resumed
         writer = StoreWriter(home.store, site.home, site.secret, home.agent, "supervisor")
         to_shards = frozenset(range(shards))
-        headers = await carried_records.restore(part, writer, resumed.step, to_shards)
+        headers = await _restore_records(part, writer, resumed.step, to_shards)
         await writer.close()
         return msgspec.structs.replace(resumed, carried=headers)
 
     async def carried(self, request: Carried, call: Call) -> Nothing:
-        """Keeps the records that a shard carries over from a step; drops those of earlier steps."""
+        """Keeps the records that a shard carries over from a step; drops earlier ones."""
         self._carried = {
             (step, shard): carried
             for (step, shard), carried in self._carried.items()
@@ -157,7 +170,7 @@ class CheckpointService:
                 headers = self._carried_at(request.step)
                 if headers and self._store is not None:
                     # At once: after the next step the store may no longer have them.
-                    await carried_records.save(headers, self._store, path / SURPLUS)
+                    await _save_records(headers, self._store, path / SURPLUS)
                 # An attempt that was lost in this save has left its parts on other disks.
                 await self._files.remove(path)
                 for role in self._trainers:
@@ -169,11 +182,11 @@ class CheckpointService:
                 return CheckpointPlace("")
             return CheckpointPlace(str(path))
 
-        place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
+        place: CheckpointPlace = await self._requests.run_once(("open", request.step), None, act)
         return place
 
     def _carried_at(self, step: int) -> list[Header]:
-        """Returns the records that a step carries over; those of shard 0 come first."""
+        """Returns the records that a step carries over, shard 0's first."""
         headers: list[Header] = []
         for (carried_step, _), part in sorted(self._carried.items(), key=lambda item: item[0]):
             if carried_step == step:
@@ -186,7 +199,7 @@ class CheckpointService:
         Rewards are known after the save of the step has begun.
         """
         best = self._plan.settings.checkpoint.best or ""
-        self._measure(report.step, best, report.metrics | report.evaluation)
+        self._note_best_metric(report.step, best, report.metrics | report.evaluation)
         self._reported = {
             step: metrics for step, metrics in self._reported.items() if step == report.step - 1
         }
@@ -196,8 +209,7 @@ class CheckpointService:
             self._has_sought_best = True
             self._seek_best(report.step)
 
-    def _measure(self, step: int, best: str, metrics: Mapping[str, float | None]) -> None:
-        """Notes the metric ``best`` of a step, where it has one that is finite."""
+    def _note_best_metric(self, step: int, best: str, metrics: Mapping[str, float | None]) -> None:
         value = metrics.get(best)
         if value is not None and math.isfinite(value):
             self._best[step] = {best: value}
@@ -227,7 +239,7 @@ class CheckpointService:
         async def act(_: list[None]) -> None:
             self._begun = request
 
-        await self._once.join(("begin", request.step), 0, None, act)
+        await self._requests.run_once(("begin", request.step), None, act)
         return Nothing()
 
     def saves(self, step: int) -> bool:
@@ -266,7 +278,7 @@ class CheckpointService:
             if path is not None:
                 self._saved(collected.step, str(path))
 
-        await self._once.join(("commit", request.step), 0, None, act)
+        await self._requests.run_once(("commit", request.step), None, act)
         return Nothing()
 
     async def unsaved(self, request: UnsavedWeights, call: Call) -> Nothing:
@@ -398,3 +410,69 @@ def _encode(values: Mapping[str, Any]) -> bytes:
 
 def _decode(file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes()))
+
+
+async def _save_records(
+    headers: Sequence[Header],
+    store: StoreReader,
+    directory: Path,
+) -> None:
+    """Writes the records into a new directory.
+
+    Raises OSError when it cannot, DataError for what the store lacks.
+    """
+    records = await store.records(headers)
+    columns = [own_columns for own_columns, _ in records]
+    media = {}  # each array once, also where several records refer to it
+    for header, (_, own_media) in zip(headers, records, strict=True):
+        for name, ref in header.media.items():
+            media[ref] = own_media[name]
+    position_of = {ref: position for position, ref in enumerate(media)}
+    saved_headers = [
+        msgspec.structs.replace(
+            header,
+            columns=None,
+            slot=slot,
+            media={name: _position(position_of[ref]) for name, ref in header.media.items()},
+        )
+        for slot, header in enumerate(headers)
+    ]
+
+    def write() -> None:
+        directory.mkdir()
+        (directory / _HEADERS).write_bytes(encode(saved_headers))
+        _write_chunk(directory / _COLUMNS, columns)
+        _write_chunk(directory / _MEDIA, [{array.dtype.str: array} for array in media.values()])
+
+    await asyncio.to_thread(write)
+
+
+async def _restore_records(
+    directory: Path, store: StoreWriter, step: int, shards: frozenset[int]
+) -> list[Header]:
+    """Puts the saved records into this store, for ``step`` of these shards; returns their headers.
+
+    Raises ContractError or DataError for a file that cannot be read.
+    """
+    raw = (directory / _HEADERS).read_bytes()
+    headers = decoded(msgspec.msgpack.Decoder(list[Header]), raw, "headers", str(directory))
+    columns = Chunk(memoryview((directory / _COLUMNS).read_bytes()))
+    media = Chunk(memoryview((directory / _MEDIA).read_bytes()))
+    chunk = await store.put(step, shards, [columns[header.slot] for header in headers])
+    blobs = [array for position in range(len(media)) for array in media[position].values()]
+    refs = await store.put_blobs(step, shards, blobs)
+    for slot, header in enumerate(headers):
+        header.columns = chunk
+        header.slot = slot
+        header.media = {name: refs[ref.offset] for name, ref in header.media.items()}
+    return headers
+
+
+def _position(position: int) -> Ref:
+    """Makes a reference into the file of media; only its offset counts."""
+    return Ref("", "", position, 0, 0, b"")
+
+
+def _write_chunk(path: Path, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
+    with path.open("wb") as file:
+        file.writelines(pack(rows))

@@ -1,7 +1,7 @@
 """Begins, commits, finds and removes the checkpoints of a run; one is committed whole or not at all.
 
     checkpoints = Checkpoints(run_dir)
-    directory = checkpoints.begin(120)          # step-000120.partial; whoever has a part writes it there
+    directory = checkpoints.begin(120)          # step-000120.partial; all write their parts there
     checkpoints.commit(120, facts)              # every file on disk, the manifest on disk, then one rename
     opened = checkpoints.open()                 # the newest that is whole
 
@@ -62,7 +62,7 @@ class CheckpointFacts:
 
     lock: distribution -> version.
     config_hash: of the resolved configuration.
-    metrics: those of the step, by which ``Retention`` finds the best; only finite ones are saved.
+    metrics: the step's, by which ``Retention`` finds the best; only finite ones are saved.
     weights_sha256: of the policy's weights; "" where it was not taken.
     """
 
@@ -133,7 +133,7 @@ class Checkpoints:
     # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """Makes an empty directory for a step's parts; removes those of saves that never ended,
+        """Makes an empty directory for a step's parts; removes parts of saves that never ended,
         once ``restore`` is done.
 
         Raises CheckpointError when it cannot be made, or when the disk has less room than the
@@ -144,8 +144,8 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.restore()
             in_use = {self._partial_name(begun) for begun in self._begun - {step}}
-            in_use |= {self._replaced(begun).name for begun in self._begun}
-            in_use |= {self._replaced(aside).name for aside in self._left_aside()}
+            in_use |= {self._place_aside(begun).name for begun in self._begun}
+            in_use |= {self._place_aside(aside).name for aside in self._left_aside()}
             for stale in self.directory.glob(f"*{_PARTIAL}"):
                 if stale.name not in in_use:
                     shutil.rmtree(stale)
@@ -183,9 +183,10 @@ class Checkpoints:
             )
             write_durably(partial / MANIFEST, seal(manifest, self._key()))
             sync(partial)
-            if target.exists():  # the run was resumed from an earlier step and came here again
-                shutil.rmtree(self._replaced(step), ignore_errors=True)
-                target.rename(self._replaced(step))
+            # The run was resumed from an earlier step and came here again.
+            if target.exists():
+                shutil.rmtree(self._place_aside(step), ignore_errors=True)
+                target.rename(self._place_aside(step))
                 self._whole.discard(step)
             partial.rename(target)
             sync(self.directory)
@@ -194,10 +195,10 @@ class Checkpoints:
             self.restore()
             raise self._refusal(error, target) from error
         self._whole.add(step)
-        if self._replaced(step).exists():
+        if self._place_aside(step).exists():
             # One that cannot be removed now is removed by the next save.
             with contextlib.suppress(OSError):
-                self._remove(self._replaced(step))
+                self._remove(self._place_aside(step))
         self._begun.discard(step)
         return target
 
@@ -207,7 +208,9 @@ class Checkpoints:
         self._begun.discard(step)
 
     def keep(
-        self, rule: Retention, measured: Mapping[int, Mapping[str, float]] = MappingProxyType({})
+        self,
+        rule: Retention,
+        measured: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> list[int]:
         """Removes the checkpoints that the rule does not keep and returns their steps.
 
@@ -260,7 +263,7 @@ class Checkpoints:
         """
         for step in self._left_aside():
             with contextlib.suppress(OSError):
-                self._replaced(step).rename(self.directory / name_of(step))
+                self._place_aside(step).rename(self.directory / name_of(step))
                 sync(self.directory)
 
     def _left_aside(self) -> list[int]:
@@ -270,7 +273,7 @@ class Checkpoints:
         return [step for step in self.steps() if step not in self._begun and self._is_aside(step)]
 
     def _is_aside(self, step: int) -> bool:
-        return self._replaced(step).exists() and not (self.directory / name_of(step)).exists()
+        return self._place_aside(step).exists() and not (self.directory / name_of(step)).exists()
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -342,8 +345,7 @@ class Checkpoints:
         """Returns the directory that ``begin`` makes for a step."""
         return self.directory / self._partial_name(step)
 
-    def _replaced(self, step: int) -> Path:
-        """Returns where a step's checkpoint is set aside while another one takes its place."""
+    def _place_aside(self, step: int) -> Path:
         return self.directory / (name_of(step) + _REPLACED)
 
     def _key(self) -> bytes:

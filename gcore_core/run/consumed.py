@@ -37,7 +37,7 @@ class ConsumedOrdinals:
 
     @classmethod
     def of_run(cls, directory: Path, resumed_from: int | None) -> ConsumedOrdinals:
-        """Returns those of a run that begins, or that goes on from a step."""
+        """Returns the check of a run that begins, or that goes on from a step."""
         if not resumed_from:
             return cls()
         rows = {row["step"]: row["metrics"] for row in read_metrics(directory)}

@@ -186,7 +186,7 @@ def write_lock(run_dir: Path, lock: Mapping[str, Mapping[str, str]]) -> None:
 def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes the evaluated answers of one step. A full disk is logged and does not end the run.
 
-    Each of a row's ``arrays`` is saved as step_000020/<line>-<name>.npy beside the file. In the
+    Each of a row's ``arrays`` is saved as step_000020/<line>-<name>.npy next to the file. In the
     written row, ``arrays`` holds the names of these files, relative to ``samples/``.
     """
     path = samples_path(run_dir, step)
@@ -195,7 +195,8 @@ def write_samples(run_dir: Path, step: int, rows: Iterable[Mapping[str, Any]]) -
         arrays = {name: f"{path.stem}/{line}-{name}.npy" for name in row.get("arrays", {})}
         try:
             if arrays:
-                import numpy as np  # observers import this module, and few runs have pictures
+                # Observers import this module, and few runs have pictures.
+                import numpy as np
             for name, file in arrays.items():
                 (path.parent / path.stem).mkdir(exist_ok=True)
                 np.save(path.parent / file, row["arrays"][name], allow_pickle=False)
@@ -240,7 +241,6 @@ def remove_earlier_end(run_dir: Path) -> None:
 
 
 def _write_or_log(path: Path, text: str) -> None:
-    """Writes a file, or logs why it could not be written."""
     try:
         write_text(path, text)
     except ConfigError as error:
@@ -248,7 +248,7 @@ def _write_or_log(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, of which no reader ever sees half.
+    """Writes a file; no reader ever sees half of it.
 
     Raises ConfigError when it cannot be written.
     """

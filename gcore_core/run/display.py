@@ -176,7 +176,8 @@ class PlainDisplay:
     def step(self, report: StepReport) -> None:
         parts = step_parts(report, self._steps)
         left_s = self._pace.left_s(report.step)
-        if len(parts) == 1:  # step 0 without an evaluation has nothing but its number to show
+        # Step 0 without an evaluation has nothing but its number to show.
+        if len(parts) == 1:
             return
         if left_s is not None:
             parts.append(("left", duration(left_s)))

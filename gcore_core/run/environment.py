@@ -86,7 +86,8 @@ def versions(plan: Plan) -> dict[str, str]:
     for role, node in plan.settings.roles.items():
         if node.python:
             where = f"roles.{role}"
-            with contextlib.suppress(ConfigError):  # gone since: starting its worker will tell
+            # Gone since: starting its worker will tell.
+            with contextlib.suppress(ConfigError):
                 interpreter = open_interpreter(node.python, where=f"{where}.python")
                 known |= _engine_versions(role, interpreter, plan.provided[where].spec)
     return known
@@ -124,7 +125,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
-        "accelerators": ", ".join(_accelerators()),
+        "accelerators": ", ".join(_nvidia_devices()),
     }
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return facts | variables
@@ -139,8 +140,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def _accelerators() -> Iterator[str]:
-    """Yields the name of each NVIDIA device, as its driver tells it."""
+def _nvidia_devices() -> Iterator[str]:
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         for line in file.read_text("utf-8", "replace").splitlines():
             if line.startswith("Model:"):

@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.initial_placement import Placed
 
 GIB = 2**30
 
 
 def host_memory(
-    plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]], host_bytes: int = 0
+    plan: Plan,
+    placed: Placed,
+    models: Mapping[str, Mapping[str, Any]],
+    host_bytes: int = 0,
 ) -> str:
     """Says in one sentence what stays in host memory; "" where nobody sleeps or nothing is kept.
 
-    models: role -> its ``model:`` mapping; a model's bytes are those of its safetensors files, and
+    models: role -> its ``model:`` mapping; a model's bytes are its safetensors files', and
         are not known where its path is no directory with such files, as for a name on the hub.
     host_bytes: the memory of a node; 0: as much as this machine has.
     Raises PlacementError when a node would have to keep more than it has.
@@ -37,7 +40,8 @@ def host_memory(
         besides = f"; of {', '.join(unknown)} it is not known: no safetensors files lie at its path"
     if not any(by_role.total() for by_role in bytes_by_node.values()):
         return f"generators that sleep keep weights in host memory{besides}" if unknown else ""
-    node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())  # the fullest node
+    # The fullest node.
+    node, by_role = max(bytes_by_node.items(), key=lambda item: item[1].total())
     place = placed.host(node)
     kept_gib = by_role.total() / GIB
     host_gib = host_bytes / GIB
@@ -64,14 +68,14 @@ def _kept_bytes(
     plan: Plan, placed: Placed, models: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Counter[str]], list[str]]:
     """Returns node -> the bytes that sleeping generators keep in its memory, by role; and the roles
-    of which it is not known.
+    for which it is not known.
     """
     node_of = {device.index: device.node for device in placed.window.devices}
     sleepers = placed.sleeps if placed.moves else placed.asleep_in_training
     bytes_by_node: dict[str, Counter[str]] = {}
     unknown = []
     for role, workers in placed.workers.items():
-        if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
+        if role not in sleepers or traits_of(plan.objects[f"roles.{role}"]).drops_weights:
             continue
         path = models[role].get("path")
         nbytes = _weights_bytes(path)

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build, import_attribute
 from gcore_core.contract.job_settings import ROLLOUT
@@ -29,6 +28,7 @@ from gcore_core.contract.placement import (
     Window,
 )
 from gcore_core.contract.providers import ControllerProvider
+from gcore_core.contract.traits import traits_of
 from gcore_core.node.launchers import AGENT
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -47,7 +47,7 @@ class Placed:
     window: what the policy was shown.
     moves: devices may change between generators, so the policy is asked before every step.
     sleeps: generator roles whose backend can sleep.
-    asleep_in_training: those of ``sleeps`` that sleep while the trainer works.
+    asleep_in_training: roles of ``sleeps`` that sleep while the trainer works.
     asleep_in_rollout: the trainers that sleep while generators sample.
     provider: the policy's provider, as in ``placement.use``.
     meter: the factory of the meter that the policy wants read in each rollout; "": none.
@@ -170,17 +170,21 @@ def run_apart(made: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return thread.submit(lambda: asyncio.run(made())).result()
 
 
-def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | None = None) -> Placed:
+def place(
+    plan: Plan,
+    nodes: Sequence[NodeFacts],
+    slots: Mapping[str, int] | None = None,
+) -> Placed:
     """Asks the policy where workers go.
 
     Raises PlacementError naming the role that does not fit, and ConfigError where the meter that
     the policy names cannot read the devices of this machine.
 
     nodes: the machines of the run.
-    slots: of each role; None: those of the job.
+    slots: of each role; None: the job's.
     """
     roles = plan.settings.roles
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     needs = {
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
@@ -219,7 +223,7 @@ def place(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int] | Non
     trainers = [role for role, need in needs.items() if need.sleeps and need.kind == "trainer"]
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")
-    meter = meter_of(plan.objects.get("placement"), kind)
+    meter = traits_of(plan.objects.get("placement")).meters.get(kind, "")
     if moves and meter:
         _try_meter(meter, nodes)
     return Placed(
@@ -250,7 +254,7 @@ def place_on_fewer(plan: Plan, nodes: Sequence[NodeFacts]) -> Placed:
         slots = _fewest_slots(plan, nodes)
         if slots is None:
             raise refused
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     wanted = _slots(plan)
     # From the least that fits up, one replica of each role in turn, while it still fits.
     growing = [role for role in wanted if slots[role] < wanted[role]]
@@ -270,7 +274,7 @@ def _fewest_slots(plan: Plan, nodes: Sequence[NodeFacts]) -> dict[str, int] | No
     Generators go down to their least first, since their replicas hold nothing between two steps.
     Only where that is not enough do the other roles go down to theirs.
     """
-    sizes = _replica_sizes(plan)
+    sizes = _slots_per_replica(plan)
     slots = _slots(plan)
     kinds = {role: plan.provided[f"roles.{role}"].kind for role in slots}
     for is_generator in (True, False):
@@ -289,7 +293,7 @@ def _fits(plan: Plan, nodes: Sequence[NodeFacts], slots: Mapping[str, int]) -> b
     Where each shard has replicas of its own (``controller.replicas: owned``), it needs at least
     one.
     """
-    n_replicas = slots.get(ROLLOUT, 0) // _replica_sizes(plan).get(ROLLOUT, 1)
+    n_replicas = slots.get(ROLLOUT, 0) // _slots_per_replica(plan).get(ROLLOUT, 1)
     is_owned = plan.settings.controller.replicas == "owned"
     if is_owned and n_replicas < plan.settings.controller.shards:
         return False
@@ -304,9 +308,9 @@ def _slots(plan: Plan) -> dict[str, int]:
     return {role: node.slots for role, node in plan.settings.roles.items()}
 
 
-def _replica_sizes(plan: Plan) -> dict[str, int]:
-    """Returns role -> the slots that one replica takes together."""
-    return {role: replica_slots(plan.objects[f"roles.{role}"]) for role in plan.settings.roles}
+def _slots_per_replica(plan: Plan) -> dict[str, int]:
+    configs = {role: plan.objects[f"roles.{role}"] for role in plan.settings.roles}
+    return {role: traits_of(config).replica_slots for role, config in configs.items()}
 
 
 def _numbered(nodes: Sequence[NodeFacts]) -> tuple[Device, ...]:
@@ -434,7 +438,10 @@ def _devices_of(role: str, workers: Mapping[str, list[list[int]]]) -> set[int]:
     return {index for devices in workers.get(role, ()) for index in devices}
 
 
-def _workers(partition: Partition, needs: Mapping[str, Need]) -> dict[str, list[list[int]]]:
+def _workers(
+    partition: Partition,
+    needs: Mapping[str, Need],
+) -> dict[str, list[list[int]]]:
     """Returns role -> the device indexes of each of its processes.
 
     A generator has one process for each replica, whose engine spreads over its devices. Any other

@@ -1,4 +1,4 @@
-"""Derives the workers of a run from a resolved plan: their names, addresses and settings.
+"""Derives the workers of a run from a resolved plan: names, addresses, settings, and their files.
 
 Nothing here starts a process or writes a file.
 """
@@ -6,8 +6,9 @@ Nothing here starts a process or writes a file.
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -15,29 +16,22 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.plan import Plan, is_of_actions, trained_roles
-from gcore_core.contract.abilities import (
-    groups_per_step,
-    largest_gap,
-    logprob_band,
-    precision,
-    replica_slots,
-    required_by,
-    takes_adapters,
-    takes_stale,
-    updates_per_step,
-)
+from gcore_core.config.column_checks import is_of_actions
+from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Launcher, Site
+from gcore_core.contract.local_files import files_beside
 from gcore_core.contract.providers import (
     ControllerProvider,
     GeneratorProvider,
     RewardProvider,
     SentinelProvider,
 )
-from gcore_core.contract.run_files import TRACE
+from gcore_core.contract.run_files import TRACE, log_path
 from gcore_core.contract.sentinel import BAND, Pair, SentinelContext
+from gcore_core.contract.site_files import JobFiles
+from gcore_core.contract.traits import traits_of
 from gcore_core.node import handshake
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
@@ -65,7 +59,15 @@ RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
 #: ``run`` and ``controllers`` never import each other.
 CONTROLLER_CONTEXT = "gcore_core.controllers.context:make_context"
 #: Factory of the step check of a sentinel that brings none.
-COMPARING = "gcore_core.builtin.comparing:Comparing"
+COMPARING = "gcore_core.builtin.band:Comparing"
+#: The value of ``launcher.files`` by which what a node does not have is copied there.
+COPY = "copy"
+#: Sections of the job that name nothing which a worker reads.
+_OF_THE_RUN = ("run", "launcher", "cluster", "checkpoint", "observers", "plugins")
+#: Observers run next to the supervisor alone, so their code is on no other node.
+_AT_HOME = "observers."
+#: Keys that name a provider, or an interpreter, which is looked for by itself.
+_NO_FILES = ("use", "python", "make")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,8 @@ class Job:
         """Returns the name of each process but the supervisor and agents -> its node's name.
 
         A role's worker runs where its devices are. Scorers and controllers have none, so they take
-        the nodes in turn: those of the same number, which speak with each other, are on one node.
+        the nodes in turn: a scorer and a controller with one number, which speak with each other,
+        share one.
         """
         nodes = self.placed.node_names
         where: dict[str, str] = {}
@@ -144,7 +147,7 @@ class Job:
 
 
 def worker_specs(job: Job, site: Site) -> list[WorkerSpec]:
-    """Returns one spec for each worker: those of roles, then scorers, then controllers."""
+    """Returns one spec for each worker: of roles, then scorers, then controllers."""
     specs = []
     for role in job.plan.settings.roles:
         kind = job.plan.provided[f"roles.{role}"].kind
@@ -204,7 +207,7 @@ def _spec(
 def _opened(
     job: Job, factories: Mapping[str, FactorySpec], settings: AnySettings
 ) -> dict[str, NamedFile]:
-    """Returns those of the job's files that a worker opens, with those of Python beside them."""
+    """Returns the job's files that a worker opens, with the Python files next to them."""
     context = PlainContext() if isinstance(settings, JobFacts) else settings.context
     configs = [spec.config for spec in factories.values()]
     opened = {text for _, text in texts(to_builtins([*configs, context.model, context.policy]))}
@@ -241,13 +244,13 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
             columns=list(job.plan.columns[role]),
         )
     else:
-        factories |= _datasets(job)
-        factories |= _chosen(job, "sampling") if role == ROLLOUT else {}
+        factories |= _dataset_factories(job)
+        factories |= _chosen_factories(job, "sampling") if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,
             context=context,
-            follows=role == ROLLOUT and _pushes(job),
+            follows=role == ROLLOUT and _pushes_weights(job),
             aborts="abort" in job.plan.provided[f"roles.{role}"].spec.capabilities,
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
@@ -262,24 +265,30 @@ def _take_adapters(job: Job, trainer: str) -> bool:
     followers = [f"roles.{role}" for role, node in roles.items() if node.follows == trainer]
     return all(
         "weights.adapter" in job.plan.provided[path].spec.capabilities
-        and takes_adapters(job.plan.objects[path])
+        and traits_of(job.plan.objects[path]).takes_adapters
         for path in followers
     )
 
 
 def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
-    """Returns what a trainer builds beside its backend: its objective, the job's or its own, and an
-    advantage that is computed on ranks.
+    """Returns what a trainer builds besides its backend: its objective, the job's or its own, and
+    an advantage that is computed on ranks.
     """
     own = f"roles.{role}.objective"
-    chosen = _chosen(job, own if own in job.plan.provided else "objective", "advantage")
+    chosen = _chosen_factories(job, own if own in job.plan.provided else "objective", "advantage")
     made = {path.rpartition(".")[2]: spec for path, spec in chosen.items()}
-    if not is_of_actions(job.plan):
+    if not is_of_actions(job.plan.provided):
         made.pop("advantage", None)
     return made
 
 
-def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) -> WorkerSpec:
+def _scorer(
+    job: Job,
+    site: Site,
+    worker: str,
+    rank: int,
+    rewards: list[str],
+) -> WorkerSpec:
     """Returns the spec of one scorer worker, which hosts the named rewards."""
     factories = {f"reward/{name}": job.plan.factory(f"rewards.{name}") for name in rewards}
     settings_of = {name: job.plan.settings.rewards[name] for name in rewards}
@@ -295,7 +304,9 @@ def _scorer(job: Job, site: Site, worker: str, rank: int, rewards: list[str]) ->
         of_groups=[name for name in rewards if _is_of_groups(job, name)],
     )
     name = f"{worker}.{rank}"
-    return _spec(job, site, name, job.scorer_count(rewards), factories | _datasets(job), settings)
+    return _spec(
+        job, site, name, job.scorer_count(rewards), factories | _dataset_factories(job), settings
+    )
 
 
 def _last_ordinal(job: Job) -> int:
@@ -311,7 +322,7 @@ def _controller(job: Job, site: Site, shard: int) -> WorkerSpec:
     """Returns the spec of the controller of one shard."""
     moves = ["placement"] if job.placed.moves else []
     watches = ["sentinel"] if _sentinel(job) else []
-    factories = _chosen(job, "controller", *ALGORITHMS, *moves, *watches)
+    factories = _chosen_factories(job, "controller", *ALGORITHMS, *moves, *watches)
     factories["context"] = FactorySpec(CONTROLLER_CONTEXT)
     if watches and shard == 0:
         factories["step_check"] = _step_check(job)
@@ -323,7 +334,8 @@ def _facts(job: Job, shard: int) -> JobFacts:
     settings = job.plan.settings
     controller = job.plan.objects["controller"]
     backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
-    judges = {reward.role: None for reward in settings.rewards.values()}  # each once, in order
+    # Each once, in order.
+    judges = {reward.role: None for reward in settings.rewards.values()}
     resumed = job.resumed
     state = resumed.state if resumed else {}
     return JobFacts(
@@ -347,16 +359,16 @@ def _facts(job: Job, shard: int) -> JobFacts:
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
         evaluation=settings.evaluation,
         checkpoint=settings.checkpoint,
-        logprob_band=logprob_band(*backends),
-        compares_logprobs="values" not in required_by(job.plan.objects.get("objective")),
+        logprob_band=_logprob_band(*backends),
+        compares_logprobs="values" not in traits_of(job.plan.objects.get("objective")).requires,
         sentinel=_sentinel(job),
-        both_score=_both_score(job),
+        both_score=_both_sides_score_actions(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
-        takes_stale=takes_stale(job.plan.objects.get("objective")),
+        takes_stale=traits_of(job.plan.objects.get("objective")).takes_stale,
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
-        annotators={role: job.workers(role) for role in _annotators(job)},
-        placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
+        annotators={role: job.workers(role) for role in _annotator_roles(job)},
+        placement=job.placed.facts(traits_of(controller).groups_per_step, str(job.directory)),
         asleep_in_training=list(job.placed.asleep_in_training),
         trainers_sleep=settings.placement.sleep_in_rollout == "always",
         last_ordinal=_last_ordinal(job),
@@ -368,20 +380,22 @@ def _facts(job: Job, shard: int) -> JobFacts:
     )
 
 
-def _both_score(job: Job) -> bool:
-    """Returns whether trainer and generators of the policy can score given actions."""
+def _logprob_band(*backends: Any) -> float:
+    """Returns the widest band that a config states, in nats; 1e-3 where none does."""
+    return max((traits_of(config).logprob_band for config in backends), default=0.0) or 1e-3
+
+
+def _both_sides_score_actions(job: Job) -> bool:
     backends = [job.plan.provided.get(f"roles.{role}") for role in (ROLLOUT, POLICY)]
     return all(one is not None and "logprobs" in one.spec.capabilities for one in backends)
 
 
 def _sentinel_on_ranks(job: Job) -> FactorySpec:
-    """Returns what the policy's ranks build of the job's sentinel."""
     spec = job.plan.factory("sentinel")
     return FactorySpec(BAND) if spec.factory == BAND else spec
 
 
 def _step_check(job: Job) -> FactorySpec:
-    """Returns what looks at each step: what the sentinel brings, or what just asks it."""
     spec = job.plan.provided["sentinel"].spec
     if isinstance(spec, SentinelProvider) and spec.check:
         return structs.replace(job.plan.factory("sentinel"), factory=spec.check)
@@ -396,7 +410,7 @@ def _sentinel(job: Job) -> SentinelContext | None:
     """
     plan = job.plan
     paths = [f"roles.{ROLLOUT}", f"roles.{POLICY}"]
-    if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes(job):
+    if not {"sentinel", *paths} <= plan.provided.keys() or not _pushes_weights(job):
         return None
     if "logprobs.compared" not in plan.provided[paths[1]].spec.capabilities:
         return None
@@ -404,25 +418,23 @@ def _sentinel(job: Job) -> SentinelContext | None:
     return SentinelContext(
         pair=Pair(
             generator=plan.provided[paths[0]].plugin,
-            generator_precision=precision(generator),
+            generator_precision=traits_of(generator).precision,
             trainer=plan.provided[paths[1]].plugin,
-            trainer_precision=precision(trainer),
+            trainer_precision=traits_of(trainer).precision,
         ),
-        band=largest_gap(plan.objects["controller"]) or logprob_band(generator, trainer),
+        band=traits_of(plan.objects["controller"]).largest_gap or _logprob_band(generator, trainer),
         model=dict(job.models.get(POLICY, {})),
         replicas=len(job.workers(ROLLOUT)),
         directory=str(job.directory),
     )
 
 
-def _pushes(job: Job) -> bool:
-    """Whether the step program pushes weights to generators."""
+def _pushes_weights(job: Job) -> bool:
     spec = job.plan.provided["controller"].spec
     return isinstance(spec, ControllerProvider) and "push" in spec.calls.get("generator", ())
 
 
 def _owns_replicas(job: Job) -> bool:
-    """Whether each controller asks its own part of the replicas only."""
     return job.plan.settings.controller.replicas == "owned"
 
 
@@ -431,16 +443,12 @@ def _is_of_groups(job: Job, reward: str) -> bool:
     return isinstance(spec, RewardProvider) and spec.level == "group"
 
 
-def _chosen(job: Job, *paths: str) -> dict[str, FactorySpec]:
-    """Returns the factories of those of the sections in which something is chosen.
-
-    A step program does not need all of them, so a section may be empty.
-    """
+def _chosen_factories(job: Job, *paths: str) -> dict[str, FactorySpec]:
+    """Leaves out sections that are empty: no step program needs all."""
     return {path: job.plan.factory(path) for path in paths if path in job.plan.provided}
 
 
-def _annotators(job: Job) -> list[str]:
-    """Returns the names of the roles whose backend is an annotator."""
+def _annotator_roles(job: Job) -> list[str]:
     roles = job.plan.settings.roles
     return [role for role in roles if job.plan.provided[f"roles.{role}"].kind == "annotator"]
 
@@ -451,35 +459,30 @@ def _trained(job: Job, role: str) -> TrainedFacts:
     objective = "objective" if role == POLICY else f"roles.{role}.objective"
     devices = {name: {d for one in job.devices(name) for d in one} for name in (role, POLICY)}
     return TrainedFacts(
-        ranks=_data_parallel(job, role),
+        ranks=_workers_of_each_replica(job, role),
         minibatches=node.minibatches,
         epochs=node.epochs,
         head_start=node.head_start,
         gives=bool(job.plan.columns.get(role)),
         apart=bool(devices[role]) and not devices[role] & devices[POLICY],
-        whole_groups="group" in required_by(job.plan.objects.get(objective)),
+        whole_groups="group" in traits_of(job.plan.objects.get(objective)).requires,
     )
 
 
-def _data_parallel(job: Job, role: str) -> list[list[str]]:
-    """Returns the workers of each data-parallel rank of a trainer.
-
-    The workers of a rank have consecutive numbers and hold one replica together.
-    """
-    size = replica_slots(job.plan.objects[f"roles.{role}"])
+def _workers_of_each_replica(job: Job, role: str) -> list[list[str]]:
+    """A replica's workers have consecutive numbers."""
+    size = traits_of(job.plan.objects[f"roles.{role}"]).replica_slots
     workers = job.workers(role)
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
-def _read_columns(job: Job) -> tuple[str, ...]:
-    """Returns the columns that the rollout's records have beside those of every generator."""
+def _rollout_columns(job: Job) -> tuple[str, ...]:
     rollout = job.plan.provided.get(f"roles.{ROLLOUT}")
     spec = rollout.spec if rollout else None
     return spec.columns if isinstance(spec, GeneratorProvider) else ()
 
 
-def _datasets(job: Job) -> dict[str, FactorySpec]:
-    """Returns "dataset/<name>" -> the factory of every dataset of the job."""
+def _dataset_factories(job: Job) -> dict[str, FactorySpec]:
     return {f"dataset/{name}": job.plan.factory(DATASET_SECTIONS[name]) for name in job.rows}
 
 
@@ -497,7 +500,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         updates_per_step=(
             node.minibatches * node.epochs
             if node is not None and role != POLICY and role in trained_roles(job.plan)
-            else updates_per_step(job.plan.objects["controller"])
+            else traits_of(job.plan.objects["controller"]).updates_per_step
         ),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},
@@ -507,6 +510,92 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         columns=tuple(column.name for column in job.plan.columns.get(role, ())),
         given=(
             *(column.name for columns in job.plan.columns.values() for column in columns),
-            *_read_columns(job),
+            *_rollout_columns(job),
         ),
     )
+
+
+def job_files(job: Job, where: Mapping[str, str]) -> JobFiles:
+    """Returns what every node with workers must have.
+
+    What stands below ``roles.X`` is for the nodes of that role's workers, all else for all nodes.
+
+    where: process -> its node.
+    """
+    nodes_of: dict[str, set[str]] = {}
+    for process, node in where.items():
+        nodes_of.setdefault(process.rpartition(".")[0], set()).add(node)
+    everywhere = sorted({node for nodes in nodes_of.values() for node in nodes})
+    paths: dict[str, set[str]] = {node: set() for node in everywhere}
+    for role, path in named_paths(job):
+        for node in nodes_of.get(role, everywhere) if role else everywhere:
+            paths[node].add(path)
+    interpreters: dict[str, set[str]] = {node: set() for node in everywhere}
+    for role, settings in job.plan.settings.roles.items():
+        for node in nodes_of.get(role, ()) if settings.python else ():
+            interpreters[node].add(str(settings.python))
+    return JobFiles(
+        paths={node: frozenset(found) for node, found in paths.items()},
+        interpreters={node: frozenset(found) for node, found in interpreters.items()},
+        packages=code_packages(job),
+        may_copy=job.plan.settings.launcher.files == COPY,
+        host=job.placed.host,
+        log=log_path(job.directory, "supervisor"),
+    )
+
+
+def named_paths(job: Job) -> Iterator[tuple[str, str]]:
+    """Yields (role, path) of each file and directory that the job names and that is there.
+
+    The role is "" for what is not below ``roles``. A value names a path when it has a slash and
+    something is there; the files of the project's own code are named, too. Left out are keys that
+    end with ``_dir``, which say where something is written, and the run's own directory with those
+    above it. With a file of Python come the files next to it that it imports.
+    """
+    config = dict(job.plan.config)
+    roles = {
+        role: {**node, "model": dict(job.models.get(role) or node.get("model") or {})}
+        for role, node in config.pop("roles", {}).items()
+    }
+    code = [
+        provided.spec.factory.rpartition(":")[0]
+        for path, provided in job.plan.provided.items()
+        if ".py:" in provided.spec.factory and not path.startswith(_AT_HOME)
+    ]
+    plain = {key: value for key, value in config.items() if key not in _OF_THE_RUN}
+    named = [("", value) for value in (*code, *_texts(plain))]
+    named += [(role, value) for role, node in roles.items() for value in _texts(node)]
+    for role, value in dict.fromkeys(named):
+        path = Path(os.path.expanduser(value)).absolute()
+        # Not Path's own method: it raises for a text that is longer than a path can be, such as the
+        # template of a judge.
+        if os.path.exists(path) and not job.directory.absolute().is_relative_to(path):
+            yield from ((role, str(file)) for file in (path, *files_beside(path)))
+
+
+def _texts(tree: Any, key: str = "") -> Iterator[str]:
+    """Yields each text of a tree that has a slash, but not under keys that name no input."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if name not in _NO_FILES:
+                yield from _texts(value, str(name))
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from _texts(value, key)
+    elif isinstance(tree, str) and "/" in tree and not key.endswith("_dir"):
+        yield tree
+
+
+def code_packages(job: Job) -> list[str]:
+    """Returns the packages whose code workers run in the launcher's interpreter."""
+    of_own_interpreters = {
+        f"roles.{role}" for role, node in job.plan.settings.roles.items() if node.python
+    }
+    factories = [
+        provided.spec.factory
+        for path, provided in job.plan.provided.items()
+        if path not in of_own_interpreters and not path.startswith(_AT_HOME)
+    ]
+    modules = [factory.rpartition(":")[0] for factory in factories]
+    names = {module.partition(".")[0] for module in modules if not module.endswith(".py")}
+    return sorted(names | {"gcore_core"})

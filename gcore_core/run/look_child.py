@@ -107,7 +107,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _imported() -> Iterator[FileState]:
-    """Yields the files of modules that belong to no installed library: those of users, and of
+    """Yields the files of modules that belong to no installed library: of users, and of
     plugins that are installed editable.
     """
     paths = sysconfig.get_paths()

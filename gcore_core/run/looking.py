@@ -1,7 +1,7 @@
-"""Has the looks of plugins answered, in one helper process an interpreter.
+"""Answers the looks of plugins, in one helper process an interpreter.
 
 A look (``gcore_core.contract.looking``) is answered by what was kept of it in the user's cache, or
-by a helper process. Only an answer without problems is kept: what mends a problem may be something
+by a helper process. Only an answer without problems is kept: what fixes a problem may be something
 that nobody named. It holds as long as
 
     the look itself, the interpreter and the distributions that are installed there are the same;
@@ -39,7 +39,8 @@ LOOKING = "looking at models and rows"
 _LIMIT_S = 180.0
 _NOTICE_S = 1.0  # what takes longer is told
 _KEPT_DAYS = 30
-_LINE = 1_000  # characters of a line that are told; it may begin with an interpreter's long path
+# Characters of a line that are told; it may begin with an interpreter's long path.
+_LINE = 1_000
 #: Is part of the name of what is kept; another one makes all that was kept void.
 _FORMAT = 3
 
@@ -58,9 +59,11 @@ class Seen:
 
 
 def look_at(
-    looks: Sequence[tuple[str, Look]], say: Callable[[str], None], limit_s: float = _LIMIT_S
+    looks: Sequence[tuple[str, Look]],
+    say: Callable[[str], None],
+    limit_s: float = _LIMIT_S,
 ) -> Seen:
-    """Has all looks answered.
+    """Answers all looks.
 
     looks: the plugin's name, and its look.
     say: told once what goes on, where it takes longer than a second.
@@ -97,7 +100,10 @@ def look_at(
     return Seen(problems=once, notes=noted_once, facts=facts)
 
 
-def _named(said: Mapping[int, Sequence[str]], looks: Sequence[tuple[str, Look]]) -> list[str]:
+def _named(
+    said: Mapping[int, Sequence[str]],
+    looks: Sequence[tuple[str, Look]],
+) -> list[str]:
     """Returns what looks say in their order, with config paths and plugins.
 
     said: number of the look -> what it says.
@@ -238,7 +244,7 @@ class _HelperAnswer:
 
 
 class _Helper:
-    """Has looks answered by helper processes of one interpreter.
+    """Answers looks by helper processes of one interpreter.
 
     One that ends early or hangs costs the look that it was at; another one answers those behind.
 
@@ -246,7 +252,11 @@ class _Helper:
     """
 
     def __init__(
-        self, interpreter: Interpreter, looks: Sequence[Look], notice: _Notice, limit_s: float
+        self,
+        interpreter: Interpreter,
+        looks: Sequence[Look],
+        notice: _Notice,
+        limit_s: float,
     ) -> None:
         self._interpreter = interpreter
         self._looks = looks
@@ -265,7 +275,7 @@ class _Helper:
                     looks.pop(0)
                     yield answer
                 if looks:
-                    last = _last_line(Path(folder) / "log")
+                    last = _last_printed_line(Path(folder) / "log")
                     what = f"{looks.pop(0).function} in {self._interpreter.python} {ended}"
                     yield _HelperAnswer(
                         problems=[f"{what}{f'; it said last: {last}' if last else ''}."]
@@ -354,8 +364,7 @@ def _read(results: Path) -> Iterator[_HelperAnswer]:
                 )
 
 
-def _last_line(log: Path) -> str:
-    """Returns the last line that a helper process has printed."""
+def _last_printed_line(log: Path) -> str:
     with contextlib.suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip()[:_LINE] for line in reversed(lines) if line.strip()), "")

@@ -82,7 +82,8 @@ def make_model(make: Mapping[str, Any], cache_dir: Path, progress: Progress) -> 
     with _locked(cache_dir / f"{key}.lock", progress) as lock:
         if not (model_directory / _COMPLETE).is_file():
             partial = cache_dir / f"{key}.partial"
-            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+            # Left by a process that was killed.
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
                 spec = _ModelSpec(path=str(file), name=name, config=config, directory=str(partial))
@@ -147,22 +148,21 @@ def check_make(make: Mapping[str, Any]) -> tuple[Path, str, dict[str, Any]]:
 def _key(file: Path, name: str, config: dict[str, Any]) -> str:
     """Returns <stem of the file>-<hash of all that the model depends on>.
 
-    Files beside it that it imports are part of that.
+    Files next to it that it imports are part of that.
     """
-    beside = [one.read_bytes().hex() for one in files_beside(file)]
+    imported = [one.read_bytes().hex() for one in files_beside(file)]
     parts = (
         file.read_bytes().hex(),
         name,
         config,
-        {library: _version(library) for library in _LIBRARIES},
-        *([beside] if beside else []),
+        {library: _installed_version(library) for library in _LIBRARIES},
+        *([imported] if imported else []),
     )
     content = msgspec.json.encode(parts, order="deterministic")
     return f"{file.stem}-{hashlib.blake2b(content, digest_size=12).hexdigest()}"
 
 
-def _version(library: str) -> str | None:
-    """Returns the installed version of a library, or None."""
+def _installed_version(library: str) -> str | None:
     try:
         return version(library)
     except PackageNotFoundError:

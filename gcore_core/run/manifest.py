@@ -5,7 +5,7 @@ The manifest carries a message authentication code (MAC), keyed by a key of the 
     RUN/checkpoint.key             32 random bytes that only the owner may read; they go where the run goes
     RUN/checkpoints/step-000123/
         manifest.json              a Manifest, always in the same words and order, so that no byte of it may differ
-        <role>/...                 what a trainer saved; other parts beside it
+        <role>/...                 what a trainer saved; other parts next to it
 
 Parts of a library may hold pickles (DCP's .metadata, Megatron-Core's common.pt), so they are opened
 only after ``inspect`` has reported no problem. That is why the hash is SHA-256: a MAC over hashes
@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     lock: distribution -> version.
     config_hash: of the resolved configuration.
-    metrics: those of the step that are finite.
+    metrics: the step's that are finite.
     parts: path relative to the checkpoint, with "/" -> file.
     weights_sha256: of the policy's weights, see ``gcore_core.contract.weights_hash``; not there
         where it was not taken.
@@ -181,7 +181,11 @@ def files_below(directory: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 # -- looking at a checkpoint -----------------------------------------------------------------------
 
 
-def inspect(checkpoint: Path, *, hashes: bool = True) -> tuple[Manifest | None, list[str]]:
+def inspect(
+    checkpoint: Path,
+    *,
+    hashes: bool = True,
+) -> tuple[Manifest | None, list[str]]:
     """Reads the manifest, if it can be trusted, and finds every problem of the checkpoint.
 
     A problem names a file and says why. A part is opened only to hash it.

@@ -31,7 +31,7 @@ from gcore_core.config.plugins import Observers
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import GcoreError, WorkerDied
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
-from gcore_core.node.observed import (
+from gcore_core.node.observing import (
     CheckpointSaved,
     Event,
     Failed,
@@ -71,7 +71,8 @@ class ObserverProcess:
         self._waiting = 0  # messages that are not answered
         self._since_s = time.monotonic()  # when the oldest of them began to be handled
         self._answer: Failed | None = None
-        self._end_by_s = float("inf")  # when the process must have ended, by the monotonic clock
+        # When the process must have ended, by the monotonic clock.
+        self._end_by_s = float("inf")
         self._is_ended = False  # nothing more is sent to it
         self._is_told = False  # its failure was returned to the caller
         self._link, other = socket.socketpair()
@@ -94,7 +95,7 @@ class ObserverProcess:
         self._send(spec)
 
     def tell(self, event: Event) -> None:
-        """Has the observer told of an event some time; returns at once."""
+        """Sends the observer an event later; returns at once."""
         if self._is_ended:
             return
         self._send(event)
@@ -205,7 +206,7 @@ class ChosenObservers:
         self._processes: list[ObserverProcess] | None = None
 
     def tell(self, event: Event) -> None:
-        """Has every observer told of an event, and says which of them have failed meanwhile."""
+        """Sends every observer an event, and says which of them have failed meanwhile."""
         if self._processes is None:
             if not isinstance(event, RunStarted):
                 return  # the run has failed before there was anything to observe

@@ -28,7 +28,6 @@ from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -42,12 +41,12 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.run_files import WEIGHTS
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.checkpoint_service import Resumed, saved_config
+from gcore_core.run.data_checks import open_data, row_problems
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
-from gcore_core.run.opened_data import open_data
-from gcore_core.run.row_checks import row_problems
 from gcore_core.workers.checked_rewards import read_known
 
 #: The plugin whose estimates every job gets where it is installed, in gcore-tools.
@@ -132,7 +131,7 @@ def see_files(
 
 def _with_made(plan: Plan) -> dict[str, Any]:
     """Returns the configuration with the directory of each model that the job makes, as ``path``
-    beside ``make``, where it has been made.
+    next to ``make``, where it has been made.
     """
     config = dict(plan.config)
     config["roles"] = roles = dict(config["roles"])
@@ -148,7 +147,7 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
     Raises ConfigError where a generator of the policy is placed on another one: its first push
     would end the run.
     """
-    setting = pushes_nearby(plan.objects.get("controller"))
+    setting = traits_of(plan.objects.get("controller")).pushes_nearby
     if not setting or not {POLICY, ROLLOUT} <= placed.workers.keys():
         return ""
     trainer = placed.node_of(POLICY, 0)
@@ -202,7 +201,7 @@ def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
 
 
 def _check_waves(plan: Plan) -> None:
-    """Has the sampling program cut a group of the advantage's size into waves."""
+    """Asks the sampling program to cut a group of the advantage's size into waves."""
     if {"advantage", "sampling"} <= plan.provided.keys():
         group_size = getattr(build(plan.factory("advantage")), "group_size", None)
         if isinstance(group_size, int):
@@ -322,7 +321,12 @@ def check_same(resumed: Resumed, plan: Plan, rows: int) -> None:
         )
 
 
-def check_same_files(config: Mapping[str, Any], changed: Sequence[str], *, by_itself: bool) -> None:
+def check_same_files(
+    config: Mapping[str, Any],
+    changed: Sequence[str],
+    *,
+    by_itself: bool,
+) -> None:
     """Raises ConfigError where the run would go on with other models than it had.
 
     changed: keys whose files are not what they were when the run was last started.
@@ -360,7 +364,12 @@ def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _differences(resumed: Resumed, plan: Plan, *, fixed: bool) -> list[tuple[str, Any, Any]]:
+def _differences(
+    resumed: Resumed,
+    plan: Plan,
+    *,
+    fixed: bool,
+) -> list[tuple[str, Any, Any]]:
     """Returns (dotted key, the saved value, that of the job) of each setting that differs.
 
     fixed: True for those that must not change, False for the others.

@@ -1,6 +1,6 @@
 """Starts the supervisor as a child, and again from the newest checkpoint when it is killed.
 
-``g-core run`` is two processes. The first one does nothing but wait: whoever looks for memory to
+``g-core run`` is two processes. The first one does nothing but wait: what looks for memory to
 free, or kills what has a large log, does not find it. The second one is the supervisor. Signals
 that only the first one gets are passed on; when the first one is killed, the second one is too.
 
@@ -194,7 +194,8 @@ class _Starter:
         Raises _Killed when it was killed, and WorkerDied when a call ended it before its work.
         """
         os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
-        with _blocked():  # no signal goes to the child's number when somebody else may have it
+        # No signal goes to the child's number when somebody else may have it.
+        with _blocked():
             _, status = os.waitpid(self._child, 0)
             self._child = 0
         code = os.waitstatus_to_exitcode(status)

@@ -23,7 +23,7 @@ _AT_ONCE = 3
 
 
 #: A signal that only the process before this one got (``restart_supervisor``) comes as this number
-#: plus its own. Whoever signals a whole group reaches both; then it comes twice and counts once.
+#: plus its own. A signal to the whole group reaches both; then it comes twice and counts once.
 PASSED_ON = signal.SIGRTMIN
 
 

@@ -24,13 +24,13 @@ from gcore_core.run.attempts import begins_from, supervise
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
+from gcore_core.run.data_checks import DATASETS
 from gcore_core.run.display import Display, open_display
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import run_apart
 from gcore_core.run.jobs import Job
-from gcore_core.run.machines_left import place_run, say_changes
+from gcore_core.run.machines import place_run, say_changes
 from gcore_core.run.make_model import make_model, models_cache
-from gcore_core.run.opened_data import DATASETS
 from gcore_core.run.preflight import (
     check_estimates,
     check_files,
@@ -83,7 +83,7 @@ def prepare(
     directory = resume or _new_directory(plan, until_end)
     check_data(directory, datasets["data"], resumed=resume is not None)
     models = {role: _model(role, model, display) for role, model in named.items()}
-    files = named_files(_with_models(plan.config, models), directory)
+    files = named_files(_config_with_models(plan.config, models), directory)
     if resumed is not None:
         _compare_files(directory, plan, resumed, files, display, by_itself=by_itself)
     _write(directory, plan, resumed, files)
@@ -130,16 +130,14 @@ def _take_up(run_dir: Path, until_end: contextlib.ExitStack) -> None:
 
 
 def _new_directory(plan: Plan, until_end: contextlib.ExitStack) -> Path:
-    """Makes the directory of a new run, which this process alone supervises."""
     directory = run_directory.create(Path("runs"), plan.name, plan.settings.run.dir)
     until_end.enter_context(hold_run(directory))
     return directory
 
 
-def _with_models(
+def _config_with_models(
     config: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Returns the configuration with the path of each model, also of one that the job makes."""
     roles = {role: {**node, "model": models[role]} for role, node in config["roles"].items()}
     return {**config, "roles": roles}
 
@@ -204,7 +202,11 @@ def _model(role: str, model: dict[str, Any], display: Display) -> dict[str, Any]
     return {**model, "path": str(path)}
 
 
-def run_with_restarts(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_with_restarts(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+) -> int:
     """Does what ``run_file`` does, in a child that is started again when it is killed."""
     return with_restarts(Start(file=file, overrides=overrides, resume=resume), run_job)
 
@@ -228,7 +230,11 @@ def run_told(
     return with_restarts(Start(file=file, overrides=overrides, resume=resume), run)
 
 
-def run_file(file: Path, overrides: Sequence[str] = (), resume: Path | None = None) -> int:
+def run_file(
+    file: Path,
+    overrides: Sequence[str] = (),
+    resume: Path | None = None,
+) -> int:
     """Runs a job to its end and returns the exit code, see ``run_job``."""
     return run_job(Start(file=file, overrides=overrides, resume=resume))
 

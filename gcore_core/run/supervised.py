@@ -1,4 +1,4 @@
-"""Has one process at a time supervise a run, and says whether one does.
+"""Lets one process at a time supervise a run, and says whether one does.
 
 The supervisor holds a lock on a file of the run, which ends with it, however it ends. On a disk
 that machines share, the lock holds between them where the disk has locks, as NFS does.

@@ -12,33 +12,32 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gcore_core.config.plan import trained_roles
 from gcore_core.config.plugins import observer_failure
 from gcore_core.contract import run_files
+from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.errors import DeadlineExceeded, GcoreError, WorkerDied, WorkerError
 from gcore_core.contract.factories import build
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Site
-from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
+from gcore_core.contract.records import Header, RunFacts, StepReport, WorkerFailure
 from gcore_core.node import handshake
 from gcore_core.run import directory as run_directory
 from gcore_core.run import summary
 from gcore_core.run.checkpoint_service import CheckpointService
 from gcore_core.run.consumed import ConsumedOrdinals
 from gcore_core.run.display import Display
-from gcore_core.run.job_files import job_files
-from gcore_core.run.jobs import Job, worker_specs
-from gcore_core.run.machine_changes import MachineChanges, MachinesChange
+from gcore_core.run.jobs import Job, job_files, worker_specs
+from gcore_core.run.machines import MachineChanges, MachinesChange
 from gcore_core.run.observers import ChosenObservers, EveryObserver
-from gcore_core.run.restarts import Restarts
-from gcore_core.run.samples import shown_rows
-from gcore_core.run.signals import signal_name
+from gcore_core.run.worker_exits import Restarts, exit_text, last_error
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.main_thread import in_main_thread
 from gcore_core.runtime.messages import (
@@ -49,7 +48,6 @@ from gcore_core.runtime.messages import (
     HUNG,
     KILL,
     PUBLISHED,
-    RESTART_EXIT_CODE,
     SAVE_RUN,
     SPAWN,
     STEP_END,
@@ -87,7 +85,12 @@ class Supervisor:
     ``run``; call ``over`` when the run does not go on.
     """
 
-    def __init__(self, job: Job, display: Display, chosen: ChosenObservers | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        display: Display,
+        chosen: ChosenObservers | None = None,
+    ) -> None:
         """Prepares an attempt; takes the lines of steps that it makes again out of the journals.
 
         chosen: the observers that the job names; None: nobody tells them.
@@ -134,14 +137,15 @@ class Supervisor:
         )
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
-        self._once = Gathering(1)
+        self._requests = Gathering(1)
         self._usage: dict[str, UsageReply] = {}  # node -> what its agent said last
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
         self._restarts = Restarts()
         self._changes: MachineChanges | None = None  # None: before the attempt
         self._moves_on = False  # the attempt ends, since machines have come or leave
-        self._lost_trainer = False  # whether a rank of the trainer has ended before the run
+        # Whether a rank of the trainer has ended before the run.
+        self._lost_trainer = False
 
     def _service(self) -> Service:
         service = Service("supervisor")
@@ -211,7 +215,7 @@ class Supervisor:
             job=self._job,
             site=site,
             note=self._display.note,
-            save=lambda: self._ask_to_save(site),
+            save=lambda: self._save_at_end_of_step(site),
         )
         watchers = [self._watch(node.agent) for node in site.nodes.values()]
         if len(site.nodes) > 1 or site.newcomer is not None:
@@ -240,15 +244,14 @@ class Supervisor:
     async def _keep_newest(self, site: Site) -> None:
         """Commits the checkpoint that the trainer is saving while the run fails."""
         if not self._lost_trainer:
-            roles = reversed(trained_roles(self._job.plan))  # the policy's rank 0 answers first
+            # The policy's rank 0 answers first.
+            roles = reversed(trained_roles(self._job.plan))
             names = [name for role in roles for name in self._job.workers(role)]
             ranks = [site.network.peer(name) for name in names]
             await self._checkpoints.finish(ranks, site.network.deadlines.seconds(Wait.SOON))
 
     async def _start(self, site: Site) -> None:
-        """Has every node have the job's files, restores a resumed run's state, and has the node
-        agents start every worker.
-        """
+        """Gives nodes the job's files, restores a resumed run's state and starts every worker."""
         await site.files.provide(job_files(self._job, site.where), self._display.phase)
         resumed = await self._checkpoints.enter(site, self._job.resumed, self._job.shards)
         if resumed is not None:
@@ -266,7 +269,7 @@ class Supervisor:
         )
 
     def stop(self, within_s: float) -> bool:
-        """Has the lead save the run's state and end; then all processes end.
+        """Asks the lead to save the run's state and end; then all processes end.
 
         They end after ``within_s`` seconds even if the lead has not. Where the site is just closed,
         they end already. Returns False, and does nothing, when there is nothing to save yet.
@@ -304,7 +307,7 @@ class Supervisor:
             self._say_first_evaluation()
             self._observers.run_start(self._run)
         elif self._waiting:
-            self._display.phase(f"waiting for {_some(sorted(self._waiting))}")
+            self._display.phase(f"waiting for {_first_names(sorted(self._waiting))}")
         if request.name in self._controllers:
             await self._ready.wait()
         return Nothing()
@@ -348,7 +351,7 @@ class Supervisor:
         return Nothing()
 
     async def hung(self, request: Hung, call: Call) -> Nothing:
-        """Has a process that does not answer in time write its stacks to its log, and kills it.
+        """Kills a process that does not answer in time; it writes its stacks to its log first.
 
         From then on it is handled like any process that was lost.
         """
@@ -381,7 +384,7 @@ class Supervisor:
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
 
-        await self._once.join(("published", request.version), 0, None, act)
+        await self._requests.run_once(("published", request.version), None, act)
         return Nothing()
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
@@ -390,7 +393,7 @@ class Supervisor:
         async def act(_: list[None]) -> None:
             await self._step_ended(request)
 
-        await self._once.join(("step", request.report.step), 0, None, act)
+        await self._requests.run_once(("step", request.report.step), None, act)
         return Nothing()
 
     async def _step_ended(self, request: StepEnd) -> None:
@@ -413,7 +416,7 @@ class Supervisor:
         if report.samples and self._evaluated is not None:
             home = site.home_node
             reader = StoreReader(home.store, site.home, site.secret, home.agent)
-            rows = await shown_rows(report.samples, reader, self._evaluated)
+            rows = await _shown_rows(report.samples, reader, self._evaluated)
             run_directory.write_samples(self._job.directory, report.step, rows)
         if request.ledger:
             run_directory.write_position(
@@ -441,7 +444,7 @@ class Supervisor:
                 )
 
     async def _save_if_asked(self, site: Site) -> None:
-        """Has the lead save the run at the end of a step, where a file in its directory asks."""
+        """Asks the lead to save the run where a file in its directory asks for that."""
         request = self._job.directory / run_files.SAVE
         if not request.exists():
             return
@@ -452,14 +455,13 @@ class Supervisor:
                 "a checkpoint was asked for; it is saved at the end of the next step"
             )
 
-    async def _ask_to_save(self, site: Site) -> None:
-        """Has the lead save the run at the end of the step that runs."""
+    async def _save_at_end_of_step(self, site: Site) -> None:
         await self._ready.wait()
         with contextlib.suppress(GcoreError):
             await site.network.peer(LEAD).call(SAVE_RUN, Nothing())
 
     async def _move_on_if_due(self, site: Site, step: int) -> None:
-        """Has the lead end, where the attempt is to end at a checkpoint and this step has one.
+        """Asks the lead to end, where the attempt ends at a checkpoint and this step has one.
 
         The lead then finishes the save that it has begun. Not behind the run's last step.
         """
@@ -510,7 +512,6 @@ class Supervisor:
             raise
 
     def _note(self, text: str) -> None:
-        """Says something in the terminal and in the supervisor's log."""
         log.warning("%s", text)
         self._display.note(text)
 
@@ -547,7 +548,7 @@ class Supervisor:
             if not self._controllers or (ends_early and exited.name == LEAD):
                 self._end()
             return
-        reason = f"ended with {_code(exited.code)}"
+        reason = f"ended with {exit_text(exited.code)}"
         role, _, rank = exited.name.rpartition(".")
         self._lost_trainer |= role in trained_roles(self._job.plan)
         log_file = run_files.log_path(self._job.directory, exited.name)
@@ -558,7 +559,7 @@ class Supervisor:
         if in_vain is not None:
             raise in_vain
         if goes_on:
-            message = exited.running or _last_error(exited)
+            message = exited.running or last_error(exited)
             why = f"\n  {message}" if message else ""
             self._note(f"{exited.name} {reason}; it is started again{why}")
             return
@@ -571,7 +572,7 @@ class Supervisor:
         raise cause
 
     async def _check_machines(self) -> None:
-        """Raises WorkerDied when a machine is lost of which nobody has heard yet.
+        """Raises WorkerDied when a machine is lost and nobody has said so yet.
 
         A worker's error may come of that. After the loss of a machine the run goes on, but after an
         error it ends.
@@ -636,22 +637,36 @@ def ending(latest: Callable[[], Supervisor | None]) -> Iterator[None]:
             supervisor.over(error)
 
 
-def _some(names: list[str], limit: int = 6) -> str:
-    """Joins the first names, and says how many more there are."""
+def _first_names(names: list[str], limit: int = 6) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
-def _last_error(exited: WorkerExit) -> str:
-    """Returns the last error that a worker logged before it asked to be started again.
+async def _shown_rows(
+    headers: Iterable[Header], reader: StoreReader, dataset: Dataset
+) -> list[dict[str, Any]]:
+    """Returns the rows of ``samples/step_*.jsonl``.
 
-    It is empty for a worker that ended otherwise.
+    A row has prompt, text, rewards, mode ("greedy" or "sampled") and status. A record with pictures
+    has ``arrays`` too: name -> each column or medium that is uint8[H, W, C]. Records without
+    columns are left out.
     """
-    if exited.code != RESTART_EXIT_CODE:
-        return ""
-    parts = [line.partition(f" {exited.name} ERROR ") for line in exited.tail.splitlines()]
-    return next((message for _, is_error, message in reversed(parts) if is_error), "")
-
-
-def _code(code: int) -> str:
-    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    shown = [header for header in headers if header.columns is not None]
+    contents = await reader.records(shown)
+    prompts = in_main_thread(lambda: [dataset[header.row] for header in shown])
+    rows = []
+    for header, prompt, (columns, media) in zip(shown, prompts, contents, strict=True):
+        pictures = {
+            n: a for n, a in {**columns, **media}.items() if a.dtype == np.uint8 and a.ndim == 3
+        }
+        text = columns["text"].tobytes().decode("utf-8", "replace") if "text" in columns else ""
+        row: dict[str, Any] = {
+            "prompt": prompt.text if prompt.text is not None else prompt.messages,
+            "text": text,
+            "rewards": header.rewards,
+            # An evaluation draws row r as ordinal -(2r + 1), greedily, and as -(2r + 2), sampled.
+            "mode": ("greedy", "sampled")[(-header.ordinal - 1) % 2],
+            "status": header.status,
+        }
+        rows.append(row | ({"arrays": pictures} if pictures else {}))
+    return rows

@@ -1,1 +1,1 @@
-"""Has processes and what they carry: calls, the store, workers. It knows no YAML."""
+"""Holds what several rooms share: messages, settings of workers, journals. It knows no YAML."""

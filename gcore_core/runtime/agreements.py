@@ -13,10 +13,10 @@ To ask, the lead makes two calls (it collects, then deals); any other shard make
 for both.
 
 Order. A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is
-its scope, its number and a name: ``window:3/look``. So all shards must make the agreements of
-one scope in the same order. Those of different scopes have no order between them: two tasks of a
-shard may agree side by side. A request that is sent again has the same key and gets the first
-one's answer.
+its scope, its number and a name: ``window:3/look``. So all shards must make the agreements of one
+scope in the same order. Agreements of different scopes have no order between them: two tasks of a
+shard may agree side by side. A request that is sent again has the same key and gets the first one's
+answer.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ class AgreementService:
         service.add(AGREE_DEAL, self.deal)
         service.add(AGREE_ASK, self.ask)
 
-    async def _join(self, request: Agreement, value: Any, act: Act = _as_they_came) -> Any:
+    async def _join(
+        self,
+        request: Agreement,
+        value: Any,
+        act: Act = _as_they_came,
+    ) -> Any:
         gathering = self._gatherings[_scope_of(request.key)]
         # A lead collects and deals under one key: they are told apart by the kind of request.
         key = (type(request).__name__, request.key)
@@ -154,7 +159,7 @@ class Agreements:
         self._scopes: dict[str, Agreements] = {}
 
     def scope(self, name: str) -> Agreements:
-        """Returns agreements with numbers of their own, for a task that agrees beside others.
+        """Returns agreements with numbers of their own, for one of several tasks at once.
 
         A name always gives the same scope.
         """
@@ -188,7 +193,10 @@ class Agreements:
         return await self._call(AGREE_COLLECT, request)
 
     async def ask(
-        self, name: str, payload: bytes, lead: Callable[[list[bytes]], Awaitable[list[bytes]]]
+        self,
+        name: str,
+        payload: bytes,
+        lead: Callable[[list[bytes]], Awaitable[list[bytes]]],
     ) -> bytes:
         """Returns this shard's part of what the lead computes from all payloads.
 

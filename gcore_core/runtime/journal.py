@@ -86,7 +86,7 @@ class Journal:
         be done; then its readers see those steps twice.
 
         next_step: the first step that is made again, as the rows count.
-        undone: the other file; None: the one beside the journal, NAME.undone.jsonl.
+        undone: the other file; None: the one next to the journal, NAME.undone.jsonl.
         """
         try:
             return self._shorten(next_step, undone or self.path.with_suffix(".undone.jsonl"))
@@ -128,7 +128,6 @@ def _stands(line: bytes, next_step: int) -> bool:
 
 
 def _ends_with_newline(file: FileIO) -> bool:
-    """Says whether the last line of a file is whole; an empty file counts as whole."""
     if not file.seek(0, os.SEEK_END):
         return True
     file.seek(-1, os.SEEK_END)

@@ -45,8 +45,14 @@ class MainThread(Executor):
         self._calls = deque[tuple[Future[Any], Callable[[], Any]] | None]()
         self._more = queue.SimpleQueue[None]()  # has an item for each, to wait for
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Has the main thread call a function. Any thread may ask for that."""
+    def submit(
+        self,
+        fn: Callable[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Future[T]:
+        """Calls a function in the main thread. Any thread may ask for that."""
         future: Future[T] = Future()
         self._add((future, partial(fn, *args, **kwargs)))
         return future
@@ -159,7 +165,7 @@ def carried(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a function, and raises RuntimeError for an error that would not reach who waits for it.
 
     Of these, SystemExit and KeyboardInterrupt would end an event loop, a CancelledError would look
-    like a cancellation of whoever waits, and a future takes no StopIteration.
+    like a cancellation of the waiter, and a future takes no StopIteration.
     """
     try:
         return function(*args, **kwargs)
@@ -226,7 +232,7 @@ class ThreadedLimits:
     def check(self, where: str) -> None:
         """Raises ContractError, once, where one was set since the last check.
 
-        where: what the error names; "" leaves that to whoever catches it.
+        where: what the error names; "" leaves that to the catcher.
         """
         noticed, self._noticed = self._noticed, None
         if noticed is not None:

@@ -480,7 +480,7 @@ class BeginPush(Message):
     version: of the weights to push.
     bucket_bytes: memory for all its buckets together.
     receivers: how many generators take part.
-    attempt: another one at the same version begins the push anew.
+    attempt: another one at the same version begins the push again.
     transport: name of a transport, or "auto" to choose by what both sides can use.
     fan_out: to how many other nodes one node sends the push, at most.
     """
@@ -879,7 +879,7 @@ class MeterReply(Message):
 
     used_s: device index -> seconds of full use, see ``Meter.used_s``. Devices that have no living
         worker on this node, or that cannot be read, are left out.
-    clock_s: the node's clock at the reading, of which differences alone mean something.
+    clock_s: the node's clock at the reading; differences alone mean something.
     """
 
     used_s: dict[int, float]
@@ -907,8 +907,8 @@ SAVE_RUN = Endpoint("save_run", Nothing, Nothing)
 
 # -- the store -------------------------------------------------------------------------------------
 
-# Shard -> (epoch, the first step of which it still needs records). An epoch would count how often
-# the shard began anew, at an earlier step; every caller gives 0.
+# Shard -> (epoch, the first step whose records it still needs). An epoch would count how often
+# the shard began again, at an earlier step; every caller gives 0.
 Released = dict[int, tuple[int, int]]
 
 

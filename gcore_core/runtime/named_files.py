@@ -40,7 +40,7 @@ def named_files(config: Mapping[str, Any], run_dir: Path) -> dict[str, NamedFile
 
     A value names something when it has a slash and is the path of a file, or, for paths of models
     and rows, of a directory; one above the run's own is left out, since the run changes it. Files
-    beside one of Python that it imports have its key and their own path from there.
+    next to one of Python that it imports have its key and their own path from there.
     """
     files = {}
     digests: dict[Path, str] = {}
@@ -60,7 +60,7 @@ def named_files(config: Mapping[str, Any], run_dir: Path) -> dict[str, NamedFile
 def refuse_changed(files: Mapping[str, NamedFile]) -> None:
     """Raises ConfigError for the first file that is another one than when the run began.
 
-    A process calls it before it opens them. What is not there is left to whoever opens it.
+    A process calls it before it opens them. What is missing fails when it is opened.
     """
     for key, file in files.items():
         if os.path.exists(file.path) and digest_of(Path(file.path)) != file.digest:
@@ -131,7 +131,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _paths(key: str, value: str) -> Iterator[tuple[str, Path]]:
-    """Yields (key, path) of what a value names, and of the files beside one of Python."""
+    """Yields (key, path) of what a value names, and of the files next to one of Python."""
     path = Path(value).absolute()
     # Not Path's own methods: they raise for a text that is longer than a path can be, such as the
     # template of a judge.

@@ -65,7 +65,7 @@ def ask_policy(
 
 
 def prepare_policy(policy: PlacementPolicy, provider: str, window: Window) -> None:
-    """Has a policy that ``Prepares`` do so. Raises ContractError for what it raises."""
+    """Prepares a policy that ``Prepares``. Raises ContractError for what it raises."""
     if not isinstance(policy, Prepares):
         return
     try:
@@ -135,7 +135,11 @@ def _of_turns(decision: Decision, window: Window) -> Iterator[str]:
         )
 
 
-def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> Iterator[str]:
+def _of_cells(
+    decision: Decision,
+    window: Window,
+    engines: Engines | None,
+) -> Iterator[str]:
     """Yields what is wrong with the cells of a decision; the first decision also places engines."""
     parts = {"partition": decision.partition.cells}
     if decision.engines is not None:
@@ -152,22 +156,25 @@ def _of_cells(decision: Decision, window: Window, engines: Engines | None) -> It
         engines = _engines(decision.engines or decision.partition)
     for role in sorted(engines):
         yield from _of_role(
-            role, _indexes(decision.partition.cells[role]), set(engines[role]), window
+            role, _device_indexes(decision.partition.cells[role]), set(engines[role]), window
         )
     if decision.engines is not None and decision.mode == "split":
         yield from _of_a_split(decision.partition.cells, window)
 
 
-def _indexes(cells: Iterable[Cell]) -> set[int]:
-    """Returns the indexes of all devices of some cells."""
+def _device_indexes(cells: Iterable[Cell]) -> set[int]:
     return {device.index for cell in cells for device in cell.devices}
 
 
 def _engines(partition: Partition) -> Engines:
-    return {role: _indexes(cells) for role, cells in partition.cells.items()}
+    return {role: _device_indexes(cells) for role, cells in partition.cells.items()}
 
 
-def _of_devices(what: str, cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterator[str]:
+def _of_devices(
+    what: str,
+    cells: Mapping[str, tuple[Cell, ...]],
+    window: Window,
+) -> Iterator[str]:
     """Yields cells without devices, devices that do not exist, and those that a role has twice."""
     there = {device.index: device for device in window.devices}
     for role, role_cells in cells.items():
@@ -189,7 +196,7 @@ def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
     for role, role_cells in cells.items():
         slots = window.slots[role]
         need = window.needs.get(role)
-        n_devices = len(_indexes(role_cells))
+        n_devices = len(_device_indexes(role_cells))
         if n_devices != slots:
             yield f"{role!r} has engines on {n_devices} devices, its slots are {slots}"
         size = need.size if need is not None and need.kind == "generator" else 1
@@ -197,7 +204,12 @@ def _of_engines(cells: Mapping[str, tuple[Cell, ...]], window: Window) -> Iterat
             yield f"a cell of {role!r} does not hold whole replicas of {size} devices"
 
 
-def _of_role(role: str, awake: set[int], engines: set[int], window: Window) -> Iterator[str]:
+def _of_role(
+    role: str,
+    awake: set[int],
+    engines: set[int],
+    window: Window,
+) -> Iterator[str]:
     """Yields what is wrong with the devices on which a role is awake.
 
     engines: the devices on which it has an engine.

@@ -43,7 +43,9 @@ class Relay:
         self._gathering = Gathering(shards)
 
     def add(
-        self, endpoint: RelayedEndpoint[Part, Answer], handler: Handler[list[Part], list[Answer]]
+        self,
+        endpoint: RelayedEndpoint[Part, Answer],
+        handler: Handler[list[Part], list[Answer]],
     ) -> None:
         """Serves ``endpoint``: to shards as a relay, to other relays as a worker of a rank."""
         self._service.add(endpoint.of_rank, handler)
@@ -76,7 +78,7 @@ class Relay:
 
         async def act(requests: list[RelayRequest]) -> list[list[Raw]]:
             # From shard -> its part for each rank to rank -> each shard's part for it. Every shard
-            # names the same workers, so those of this request serve for all.
+            # names the same workers, so this request's serve for all.
             by_rank = zip(*(shard.parts for shard in requests), strict=True)
             return await asyncio.gather(
                 *(ask_rank(w, list(p)) for w, p in zip(request.workers, by_rank, strict=True))

@@ -1,4 +1,4 @@
-"""Replaces a file as a whole: it is written beside its place and renamed there."""
+"""Replaces a file as a whole: it is written next to its place and renamed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes digests of what a step does, by which two runs are compared (``g-core diff``).
 
-Each is an xxh3-64. Those of a step's records are summed modulo 2**64, so the sum depends neither on
-the order of the records nor on the number of controllers. They find what differs by accident; they
-prove nothing against somebody who means to deceive.
+Each is an xxh3-64. The digests of a step's records are summed modulo 2**64, so the sum depends
+neither on the order of the records nor on the number of controllers. They find what differs by
+accident; they prove nothing against somebody who means to deceive.
 """
 
 from __future__ import annotations

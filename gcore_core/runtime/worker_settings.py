@@ -73,7 +73,7 @@ class PlainContext(msgspec.Struct, frozen=True, kw_only=True):
 class TrainerSettings(WorkerSettings, frozen=True, kw_only=True, tag="trainer"):
     """Tells a trainer worker where to begin.
 
-    resume: the directory of the trainer's saved state; "": it begins anew.
+    resume: the directory of the trainer's saved state; "": it begins without one.
     sentinel: what the sentinel is to know that compares its log-probs; None: nothing compares them.
     columns: what its role gives.
     adapters: every generator that follows it takes an adapter alone.
@@ -115,7 +115,7 @@ class ScorerSettings(WorkerSettings, frozen=True, kw_only=True, tag="scorer"):
     rewards: name -> its settings.
     asks: generator role that one of them asks -> peer names of its replicas.
     datasets: dataset -> its provider, as in ``use``.
-    of_groups: those of the rewards that see the records of a prompt together.
+    of_groups: the rewards that see the records of a prompt together.
     """
 
     context: PlainContext = PlainContext()

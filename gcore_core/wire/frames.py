@@ -1,13 +1,19 @@
 """Sends and receives messages of calls on a stream, in the event loop.
 
 The first message of each side is a greeting and its answer, see ``proof``. All others are lists of
-frames: those that are put in one turn of the event loop share a message, as long as they are short.
+frames. Short frames that are put in one pass of the event loop share a message.
+
+The kernel ends connections to machines that give no sign of life. The kernel there gives such
+signs, also for a process that is stopped or busy. It does so when it is asked (keepalive, where
+nothing is sent) and when it gets what was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import math
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +21,14 @@ import msgspec
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.launching import Traffic
-from gcore_core.wire import keepalive
 from gcore_core.wire.framing import LENGTH_BYTES, framed, length_at, length_before
 from gcore_core.wire.proof import GREETING_BYTES
 from gcore_core.wire.service import MESSAGE_LIMIT_BYTES, encode
 
 # Kinds of frames; ``sockets`` says who sends which, and when.
 CALL, CANCEL, ITEM, REPLY, ERROR, PROGRESS, TAKEN = range(7)
-JOINED_BYTES = 1 << 16  # of frames in one message; to copy more together takes longer than a write
+# Of frames in one message; to copy more together takes longer than a write.
+JOINED_BYTES = 1 << 16
 READ_BYTES = 1 << 18
 CLOSE_S = 1.0  # what was written has so long to leave
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -77,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames_bytes = 0
         self._partial = bytearray()  # a message that is not whole yet, at its full length
         self._partial_bytes = 0  # how much of it has come
-        self._length_part = b""  # of a length, of which not all four bytes have come
+        self._length_part = b""  # of a length whose four bytes have not all come
         self._wrong = ""
 
     def connection_made(self, transport: Any) -> None:
@@ -93,18 +99,18 @@ class Connection(asyncio.BufferedProtocol):
         self.lost(self._wrong)
 
     def end_in_silence(self, silence_s: float) -> None:
-        """Has the kernel end the stream when the machine at its other end gives no sign of life.
+        """Lets the kernel end the stream when the machine at its other end gives no sign of life.
 
         silence_s: for so long; 0: as long as the kernel likes. Unix sockets are left alone.
         """
         stream = self._transport.get_extra_info("socket")
         if silence_s and stream is not None:
-            keepalive.end_in_silence(stream, silence_s)
+            end_in_silence(stream, silence_s)
 
     def admit(self, received: Callable[[Any], None]) -> None:
         """Ends the greeting: messages may be long from now on, and go to ``received``."""
         self.received = received
-        # One frame's body has at most half of that. The rest is for short frames beside it.
+        # One frame's body has at most half of that. The rest is for short frames with it.
         self._limit_bytes = 2 * MESSAGE_LIMIT_BYTES
 
     @property
@@ -112,7 +118,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.is_closing()
 
     def put(self, frame: Frame) -> None:
-        """Sends a frame at the end of this turn of the event loop, with those put before it.
+        """Sends a frame at the end of this pass of the event loop, with those put before it.
 
         When the stream has ended, nothing happens: ``lost`` says why.
         """
@@ -202,3 +208,32 @@ class Connection(asyncio.BufferedProtocol):
             self.send(encode(self._frames))
         self._frames = []
         self._frames_bytes = 0
+
+
+def end_in_silence(stream: socket.socket, silence_s: float) -> None:
+    """Lets the kernel end a stream when the machine at its other end is silent for so long.
+
+    silence_s: at least 1. Unix sockets are left alone.
+    """
+    if stream.family == socket.AF_UNIX:
+        return
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        every_s = _asked_every_s(silence_s)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
+
+
+def noticed_within_s(silence_s: float) -> float:
+    """Returns after how many seconds a silence has ended the stream.
+
+    A stream on which nothing is sent is looked at only when the kernel asks again, which it does
+    every so many whole seconds. So 7.5 s of silence are noticed after 8 s.
+    """
+    every_s = _asked_every_s(silence_s)
+    return float(math.ceil(silence_s / every_s) * every_s)
+
+
+def _asked_every_s(silence_s: float) -> int:
+    return max(1, int(silence_s / 4))

@@ -53,9 +53,13 @@ class Gathering:
         else:
             values[member] = value
             if len(values) == self.members:
-                self._forget()
+                self._drop_oldest_finished()
                 await self._run(key, values, result, act)
         return await asyncio.shield(result)
+
+    async def run_once(self, key: Any, value: Any, act: Act) -> Any:
+        """Returns what ``act`` gave when the key came first; there must be one member."""
+        return await self.join(key, 0, value, act)
 
     async def _run(
         self, key: Any, values: dict[int, Any], result: asyncio.Future[Any], act: Act
@@ -75,7 +79,8 @@ class Gathering:
                 result.set_result(done.result())
 
         task.add_done_callback(finish)
-        await asyncio.shield(result)  # the action outlives the member that happened to come last
+        # The action outlives the member that happened to come last.
+        await asyncio.shield(result)
 
     def abandon(self, error: BaseException) -> None:
         """Raises ``error`` at every member that waits for others."""
@@ -84,8 +89,7 @@ class Gathering:
                 result.set_exception(error)
                 result.exception()  # a member that went away must not leave a warning
 
-    def _forget(self) -> None:
-        """Drops finished keys but for ``keep``, those that finished first."""
+    def _drop_oldest_finished(self) -> None:
         finished = [key for key, (_, result) in self._open.items() if result.done()]
         for key in finished[: max(0, len(finished) - self.keep)]:
             del self._open[key]

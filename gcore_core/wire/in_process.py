@@ -20,7 +20,7 @@ from gcore_core.wire.peers import CallingPeer
 from gcore_core.wire.service import Body, Call, encode, to_wire
 
 T = TypeVar("T")
-_LOST = -1  # in place of an answer, beside the kinds of frames: the connection broke
+_LOST = -1  # in place of an answer, besides the kinds of frames: the connection broke
 _Inbox = asyncio.Queue[tuple[int, bytes]]  # a call's answers that nobody has read yet
 
 
@@ -86,7 +86,13 @@ class InlinePeer(CallingPeer):
 
     _network: InlineNetwork
 
-    def __init__(self, network: InlineNetwork, source: str, name: str, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        network: InlineNetwork,
+        source: str,
+        name: str,
+        traffic: Traffic,
+    ) -> None:
         super().__init__(name, network)
         self._traffic = traffic
         self._source = source
@@ -95,7 +101,12 @@ class InlinePeer(CallingPeer):
         pass
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         inbox: _Inbox = asyncio.Queue()
         body = encode(request)
@@ -116,7 +127,7 @@ class InlinePeer(CallingPeer):
                         f"the connection to {self.name} broke", where=self.name, why=method
                     )
                 if kind == frames.ERROR:
-                    raise self._raised(method, body)
+                    raise self._error_in(method, body)
                 if kind == wanted:
                     yield decode(body)
                 if kind == frames.REPLY:

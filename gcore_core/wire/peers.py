@@ -21,7 +21,7 @@ _FAILURE = msgspec.msgpack.Decoder(RemoteFailure)
 
 
 class HasDeadlines(Protocol):
-    """Has the deadlines of a process's calls.
+    """Holds the deadlines of a process's calls.
 
     deadlines: of calls that give none of their own; they may be replaced at any time.
     """
@@ -73,7 +73,12 @@ class CallingPeer(ABC):
 
     @abstractmethod
     def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         """Yields one call's answers of the kind ``wanted``, as they come, until the call is over.
 
@@ -87,6 +92,5 @@ class CallingPeer(ABC):
         decode: makes an answer of a frame's body.
         """
 
-    def _raised(self, method: str, body: Body) -> GcoreError:
-        """Returns what the server raised, from the body of an ERROR."""
+    def _error_in(self, method: str, body: Body) -> GcoreError:
         return from_wire(decoded(_FAILURE, body, f"error of {method!r}", self.name))

@@ -59,7 +59,7 @@ LOST = (WorkerDied, DeadlineExceeded)
 #: Over sockets each try also waits until somebody answers at the address, half a minute by default:
 #: a process that never comes is given up after most of an hour.
 PATIENT = RetryPolicy(tries=100)
-#: For a push that failed and begins anew: what disturbs one, such as a generator that is started
+#: For a push that failed and begins again: what disturbs one, such as a generator that is started
 #: again, is over soon. Where every hundredth message ends a process, five tries in a row have been
 #: seen to fail. What fails ten times has a lasting cause.
 PUSHES = RetryPolicy(tries=10)
@@ -97,7 +97,7 @@ async def insist_with(
     request: Callable[[], Request],
     deadline_s: float | None = None,
 ) -> Reply:
-    """Calls like ``insist``, but ``request`` makes the request of each attempt anew.
+    """Calls like ``insist``, but ``request`` makes a new request for each attempt.
 
     What a request says may change between attempts.
     """
@@ -112,11 +112,11 @@ async def insist_with(
 def keep_alive(
     progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Shows progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
+    """Sends progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
 
     It is for a request that waits for others, who have deadlines of their own.
 
-    progress: sends a sign of progress to whoever waits for this process.
+    progress: sends a sign of progress to the process that waits for this one.
     waits: whether the request waits for others at this moment.
     """
 

@@ -76,7 +76,7 @@ class Service:
 
     answered: set when a request was answered, or an item of a stream was sent. A sign of life and a
         push (``Wait.SOON``) do not count: what kills a process may come after them.
-    deadlines: those of its callers, which say how often a request must show progress; None: it does
+    deadlines: its callers', which say how often a request must show progress; None: it does
         so every ``PROGRESS_S``.
     """
 
@@ -99,7 +99,9 @@ class Service:
 
     @overload
     def add(
-        self, endpoint: StreamEndpoint[Request, Item], handler: StreamHandler[Request, Item]
+        self,
+        endpoint: StreamEndpoint[Request, Item],
+        handler: StreamHandler[Request, Item],
     ) -> None: ...
 
     def add(
@@ -126,7 +128,11 @@ class Service:
                 call.progress()
 
     async def handle(
-        self, method: str, body: Body, call: Call, emit: Callable[[bytes], Awaitable[None]]
+        self,
+        method: str,
+        body: Body,
+        call: Call,
+        emit: Callable[[bytes], Awaitable[None]],
     ) -> bytes:
         """Runs one request and returns its encoded reply, nil for a stream.
 

@@ -168,7 +168,12 @@ class _Session:
         begins when TLS has let in who connects. Of whom it keeps out, nothing is held.
     """
 
-    def __init__(self, service: Servable, network: RpcNetwork, sessions: set[_Session]) -> None:
+    def __init__(
+        self,
+        service: Servable,
+        network: RpcNetwork,
+        sessions: set[_Session],
+    ) -> None:
         self.stream = Connection(
             self._greeted, self._lost, network.memory, network.traffic, self._begun
         )
@@ -247,7 +252,7 @@ class RpcPeer(CallingPeer):
     """Calls over a stream; it is the client's end.
 
     It connects on first use. A stream that breaks fails the calls that run over it; the next call
-    connects anew.
+    connects again.
     """
 
     _network: RpcNetwork
@@ -262,7 +267,12 @@ class RpcPeer(CallingPeer):
         self._no_answer = ""  # why the last try to connect led to nothing
 
     async def _exchange(
-        self, method: str, request: Any, deadline_s: float, wanted: int, decode: Callable[[Body], T]
+        self,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        wanted: int,
+        decode: Callable[[Body], T],
     ) -> AsyncGenerator[T, None]:
         """Exchanges frames as ``CallingPeer`` says.
 
@@ -284,7 +294,7 @@ class RpcPeer(CallingPeer):
                     raise frame
                 if frame.kind == frames.ERROR:
                     is_over = True
-                    raise self._raised(method, frame.body)
+                    raise self._error_in(method, frame.body)
                 is_over = frame.kind == frames.REPLY
                 if frame.kind == wanted:
                     yield decode(frame.body)

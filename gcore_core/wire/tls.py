@@ -1,7 +1,7 @@
 """Secures streams between machines: TLS 1.3, with one certificate for all processes of a run.
 
 A run makes one key and one self-signed certificate, its *identity*, and tells it to its processes
-together with the run's secret. Whoever connects and whoever is connected to must both show this
+together with the run's secret. The side that connects and the other must both show this
 very certificate and prove that they have its key. No other certificate is trusted: none that an
 authority of the system signed, and none that this one signed. So there is nothing to configure.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,8 +79,8 @@ def test_sizes_that_go_together_are_taken(settings: dict[str, Any]) -> None:
 
 
 def test_a_run_needs_recorded_experts_only_where_they_are_always_replayed() -> None:
-    assert MegatronTrainerConfig(router_replay="always").needs_routing()
-    assert not MegatronTrainerConfig().needs_routing()
+    assert MegatronTrainerConfig(router_replay="always").traits().needs_routing
+    assert not MegatronTrainerConfig().traits().needs_routing
 
 
 def checked(
@@ -90,7 +91,8 @@ def checked(
     if directory is not None:
         (directory / "config.json").write_text(json.dumps(model))
         role["model"] = {"path": str(directory)}
-    return list(gcore_check({"roles": {"policy": role}}))
+    job: Any = SimpleNamespace(provided={})  # nothing is chosen of other plugins
+    return list(gcore_check({"roles": {"policy": role}}, job))
 
 
 def test_experts_that_the_slots_of_a_stage_cannot_share_are_refused() -> None:

@@ -15,7 +15,7 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.site_files import Show
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.job_files import job_files
+from gcore_core.run.jobs import job_files
 from tests.support.disks import DiskSite, disks
 
 NODES = {"agent.0": "home", "agent.1": "one", "agent.2": "two"}

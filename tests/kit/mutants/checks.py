@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from gcore_testing import StepCheckContract
 from gcore_testing.contracts.step_check import FakeWorkers
 
-from gcore_core.builtin.band import Band
-from gcore_core.builtin.comparing import Comparing
+from gcore_core.builtin.band import Band, Comparing
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.sentinel import SentinelContext
 from gcore_core.contract.step_check import Evidence, StepCheckContext

@@ -93,7 +93,7 @@ def test_a_reward_that_does_not_import_is_told_with_its_key_and_line(tmp_path: P
     assert problem.startswith(
         f"rewards.mine.config: {file}:2: does not import: ModuleNotFoundError"
     )
-    assert "put scores_of_mine.py beside rewards.py" in problem
+    assert "put scores_of_mine.py next to rewards.py" in problem
     (tmp_path / "scores_of_mine.py").write_text("def score(record): return 1 / 0")
     assert seen(rewards=function(file, "polite")) == []  # it is not called
     (tmp_path / "scores_of_mine.py").write_text("def score(record) return 1.0")

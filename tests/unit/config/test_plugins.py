@@ -383,7 +383,7 @@ def test_a_project_file_that_lacks_another_is_told_where_to_put_it(tmp_path: Pat
     with pytest.raises(PluginBroken) as caught:
         Plugins().load(local_plugin(tmp_path / "mine.py"))
     assert "No module named 'settings'" in str(caught.value)
-    assert "put settings.py beside mine.py" in caught.value.todo
+    assert "put settings.py next to mine.py" in caught.value.todo
 
 
 def test_a_missing_project_file_is_named(tmp_path: Path) -> None:

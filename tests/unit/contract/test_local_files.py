@@ -224,13 +224,13 @@ BROKEN = [
     (
         "import missing",
         "rewards.py:1: does not import: ModuleNotFoundError",
-        "put missing.py beside",
+        "put missing.py next to",
     ),
-    ("from .missing import x", "No module named 'missing'", "put missing.py beside rewards.py"),
+    ("from .missing import x", "No module named 'missing'", "put missing.py next to rewards.py"),
     (
         "import importlib\nimportlib.import_module('helpers')",
         "rewards.py:2: does not import: ModuleNotFoundError: No module named 'helpers'",
-        "helpers lies beside it: write `import helpers`",
+        "helpers lies next to it: write `import helpers`",
     ),
     ("from ..above import x", "beyond top-level package", "in its folder and below"),
     ("import helpers.missing", "No module named 'helpers.missing'", ""),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.node.observed import ObserverSpec, RunEnded
+from gcore_core.node.observing import ObserverSpec, RunEnded
 from gcore_core.run.observers import ObserverProcess
 
 

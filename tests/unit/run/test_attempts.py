@@ -18,7 +18,7 @@ from gcore_core.contract.site_files import OneDisk
 from gcore_core.run import attempts
 from gcore_core.run.initial_placement import Placed
 from gcore_core.run.jobs import Job
-from gcore_core.run.machine_changes import MachinesChange
+from gcore_core.run.machines import MachinesChange
 from gcore_core.run.restart_supervisor import Lost
 from gcore_core.run.signals import Signals
 from gcore_core.run.supervisor import Supervisor

@@ -12,7 +12,7 @@ import pytest
 
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.job_files import code_packages, job_files, named_paths
+from gcore_core.run.jobs import code_packages, job_files, named_paths
 
 
 def write(path: Path, content: str, age_s: float = 100.0) -> Path:

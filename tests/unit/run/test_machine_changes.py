@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import PlacementError
-from gcore_core.run import machine_changes
-from gcore_core.run.machine_changes import MachineChanges
+from gcore_core.run import machines
+from gcore_core.run.machines import MachineChanges
 
 HOSTS = {"agent.0": "node1", "agent.1": "node2", "agent.2": "node3"}
 
@@ -63,8 +63,8 @@ def leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if len(nodes) < 2:
             raise PlacementError("rollout has 1 device", where="roles.rollout.slots")
 
-    monkeypatch.setattr(machine_changes, "_LOOK_S", 0.01)
-    monkeypatch.setattr(machine_changes, "place_on_fewer", place_on_fewer)
+    monkeypatch.setattr(machines, "_LOOK_S", 0.01)
+    monkeypatch.setattr(machines, "place_on_fewer", place_on_fewer)
     (tmp_path / "leave").mkdir()
     return tmp_path / "leave"
 

@@ -16,7 +16,7 @@ from gcore_core.contract.errors import ConfigError, PlacementError
 from gcore_core.contract.launching import ElasticLauncher, FoundNodes, NodeFacts
 from gcore_core.contract.placement import Device
 from gcore_core.run.initial_placement import Placed, place_on_fewer
-from gcore_core.run.machines_left import changes, place_run
+from gcore_core.run.machines import changes, place_run
 
 TWO = ("roles.rollout.slots=2", "roles.rollout.least=2")  # no less than two devices will do
 

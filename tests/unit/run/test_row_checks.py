@@ -80,7 +80,7 @@ def test_rows_that_no_reward_is_for_are_counted(
 def test_a_rare_value_that_no_row_looked_at_has_is_told_and_not_refused(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gcore_core.run.row_checks._ROWS_READ", 4)
+    monkeypatch.setattr("gcore_core.run.data_checks._ROWS_COMPARED", 4)
     rare = "rewards.length.when={source: rare}"
     shown = checked(job, capsys, ROWS, rare, "rewards.other.use=fake/length")
     assert "note: rewards.length.when.source: none of the 4 rows looked at has 'rare'" in shown

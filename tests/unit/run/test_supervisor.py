@@ -20,7 +20,8 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import SAVE
-from gcore_core.run.supervisor import Supervisor, _code
+from gcore_core.run.supervisor import Supervisor
+from gcore_core.run.worker_exits import exit_text
 from gcore_core.runtime.messages import USAGE, UsageReply, WorkerExit
 
 
@@ -244,5 +245,5 @@ def test_a_summary_that_fails_does_not_hide_how_the_run_ended(tmp_path: Path) ->
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     """Such as a real-time signal; of these only the first and the last have names."""
-    assert _code(-9) == "signal SIGKILL"
-    assert _code(-40) == "signal 40"
+    assert exit_text(-9) == "signal SIGKILL"
+    assert exit_text(-40) == "signal 40"

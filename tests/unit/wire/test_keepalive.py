@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gcore_core.wire.keepalive import end_in_silence, noticed_within_s
+from gcore_core.wire.frames import end_in_silence, noticed_within_s
 
 
 @pytest.mark.parametrize("silence_s", [1, 2.5, 3, 7.5, 12, 45.5, 60])

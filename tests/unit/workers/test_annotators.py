@@ -194,6 +194,7 @@ from dataclasses import dataclass
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.columns import ColumnSpec
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,16 +202,16 @@ class WideConfig:
     k: int = 0
     column: str = "best_ids"
 
-    def column_widths(self) -> dict[str, int]:
-        return {self.column: self.k}
+    def traits(self) -> Traits:
+        return Traits(column_widths={self.column: self.k})
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeedsConfig:
     names: tuple[str, ...] = ()
 
-    def requires(self) -> frozenset[str]:
-        return frozenset(self.names)
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset(self.names))
 
 
 @hookimpl
@@ -271,9 +272,7 @@ def gcore_objectives():
         ),
         (
             ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=['logp@best_ids']"],
-            "objective: requires 'logp@best_ids', log-probs of other tokens than the actions, and "
-            "fake, which roles.policy uses, does not compute them; take a trainer with the "
-            "capability logprobs.tokens, such as torch, or an objective that needs none.",
+            "",
         ),
         (
             ["roles.teacher={use: fake, follows: policy}"],

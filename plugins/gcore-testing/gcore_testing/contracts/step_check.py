@@ -188,4 +188,4 @@ def run(answer: Coroutine[Any, Any, T]) -> T:
 
 
 #: Of a sentinel that brings none.
-_COMPARING = "gcore_core.builtin.comparing:Comparing"
+_COMPARING = "gcore_core.builtin.band:Comparing"

@@ -16,7 +16,7 @@ from string import Template
 
 from gcore_core import __version__
 from gcore_core.config import catalog
-from gcore_core.config.package_folders import package_folder
+from gcore_core.config.catalog import package_folder
 from gcore_core.contract.errors import ConfigError, PluginClash, did_you_mean
 
 _TEMPLATES = Path(__file__).parent / "templates"

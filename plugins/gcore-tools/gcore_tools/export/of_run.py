@@ -34,7 +34,7 @@ def export(run_dir: Path, to: Path, role: str = POLICY) -> int:
 
 
 def write_whole(to: Path, write: Callable[[Path], None]) -> int:
-    """Has ``write`` make a directory of weights, checks it and moves it to ``to``.
+    """Calls ``write`` to make a directory of weights, checks it and moves it to ``to``.
 
     Returns its size in bytes. Raises ConfigError when ``to`` exists or cannot be written, DataError
     when a file in it is damaged.
@@ -69,7 +69,8 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             "no such run directory.", where=str(run_dir), todo="runs are in runs/<name>/<NNN>"
         )
     weights = run_dir / name
-    if any(weights.rglob("*.safetensors")):  # a pipeline has them in its parts' directories
+    # A pipeline has them in its parts' directories.
+    if any(weights.rglob("*.safetensors")):
         return weights
     if name != WEIGHTS and any((run_dir / WEIGHTS).rglob("*.safetensors")):
         raise _untrained(run_dir, name.removeprefix(f"{WEIGHTS}-"))
@@ -80,7 +81,7 @@ def _final_weights(run_dir: Path, name: str) -> Path:
             why=f"it has neither {CONFIG} nor {METRICS}",
             todo="name a directory such as runs/<name>/<NNN>",
         )
-    todo = f"start it anew: g-core run {run_dir / CONFIG} run.dir=null"
+    todo = f"start it again: g-core run {run_dir / CONFIG} run.dir=null"
     if any((run_dir / CHECKPOINTS).glob("step-*")):
         todo = (
             f"go on with it: g-core resume {run_dir}; or export what it has saved: --step N, of "

@@ -172,7 +172,7 @@ def test_a_run_that_did_not_end_cannot_be_exported(run_dir: Path, tmp_path: Path
     assert str(caught.value).splitlines() == [
         f"{run_dir}: this run has no final weights.",
         "  weights/ is written when a run ends well; this one has not",
-        f"  start it anew: g-core run {run_dir / 'config.yaml'} run.dir=null",
+        f"  start it again: g-core run {run_dir / 'config.yaml'} run.dir=null",
     ]
 
 

@@ -3,7 +3,7 @@
 Who wrote 3.14 into a float32 column means 3.14. As a float of 64 bits its content is
 3.140000104904175, which no text and no tolerance of a reward takes for 3.14.
 
-Types are those of Arrow. Arrow is not imported here: whoever has such a type has imported it.
+Types are Arrow's. Arrow is not imported here: who has such a type has imported it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _converter(kind: Any) -> Convert | None:
     if str(kind) in _KINDS:
         narrow = _KINDS[str(kind)]
         return lambda value: None if value is None else shortest(value, narrow)
-    if hasattr(kind, "storage_type"):  # an extension type, such as an array of two dimensions
+    # An extension type, such as an array of two dimensions.
+    if hasattr(kind, "storage_type"):
         return _converter(kind.storage_type)
     if hasattr(kind, "item_type"):  # a map: a list of pairs
         pair = (_converter(kind.key_type), _converter(kind.item_type))

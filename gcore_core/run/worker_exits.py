@@ -1,4 +1,4 @@
-"""Tells a worker that is started again in vain from one that is killed now and then.
+"""Says how a worker ended, and whether it is started again in vain.
 
 A generator, scorer or annotator that is lost is started again, and the step goes on. What kills it
 may kill the next process, too: a request on which its engine crashes, or a wait that never ends.
@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gcore_core.contract.errors import WorkerDied
-from gcore_core.runtime.messages import WorkerExit
+from gcore_core.run.signals import signal_name
+from gcore_core.runtime.messages import RESTART_EXIT_CODE, WorkerExit
 
 #: A worker is started again so often in a row, while it answers nothing.
 RESTARTS_IN_VAIN = 5
@@ -24,7 +25,8 @@ class Restarts:
 
     def __init__(self) -> None:
         self._in_vain: dict[str, int] = {}
-        self._hung: dict[str, str] = {}  # worker -> how it was found to hang, the last time
+        # Worker -> how it was found to hang, the last time.
+        self._hung: dict[str, str] = {}
 
     def answered(self, worker: str) -> None:
         """A process that took a lost one's place has answered its first request."""
@@ -73,3 +75,18 @@ def _last_lines(tail: str) -> list[str]:
         if line.strip():
             lines.append(line)
     return lines[-_LOG_LINES:]
+
+
+def last_error(exited: WorkerExit) -> str:
+    """Returns the last error that a worker logged before it asked to be started again.
+
+    It is empty for a worker that ended otherwise.
+    """
+    if exited.code != RESTART_EXIT_CODE:
+        return ""
+    parts = [line.partition(f" {exited.name} ERROR ") for line in exited.tail.splitlines()]
+    return next((message for _, is_error, message in reversed(parts) if is_error), "")
+
+
+def exit_text(code: int) -> str:
+    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"

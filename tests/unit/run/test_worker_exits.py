@@ -10,7 +10,7 @@ import pytest
 from gcore_core.contract.deadlines import Wait
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, StreamEndpoint
-from gcore_core.run.restarts import RESTARTS_IN_VAIN, Restarts
+from gcore_core.run.worker_exits import RESTARTS_IN_VAIN, Restarts
 from gcore_core.runtime.messages import WorkerExit
 from gcore_core.wire.service import Call, Service, encode
 
