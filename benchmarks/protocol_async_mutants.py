@@ -7,7 +7,7 @@ from protocol_mutants import Mutant
 from gcore_core.controllers.generation.ahead import Ahead
 from gcore_core.controllers.generation.dispatch import Lanes
 from gcore_core.controllers.generation.ledger import Ledger
-from gcore_core.controllers.generation.window import Window
+from gcore_core.controllers.generation.producer import Producer
 
 #: name -> (class, function, what stands there, what the bug puts there)
 ASYNC_MUTANTS: dict[str, Mutant] = {
@@ -42,12 +42,12 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "min(self._begun.values(), default=self.step) + 1",
     ),
     "a step releases what was generated ahead": (
-        Window,
+        Producer,
         "seal",
         "oldest=schedule.oldest",
         "oldest=taken.step + 1",
     ),
-    "old weights may begin a sample": (Window, "_draw", "least=version", "least=0"),
+    "old weights may begin a sample": (Producer, "_draw", "least=version", "least=0"),
     "due groups are not waited for": (
         Ahead,
         "take",
@@ -90,27 +90,27 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "while self.base in self._above:",
         "if self.base in self._above:",
     ),
-    "an ended group is told twice": (Window, "_look", "self._latest = []", "pass"),
+    "an ended group is told twice": (Producer, "_look", "self._latest = []", "pass"),
     "one shard goes by its own version": (
-        Window,
+        Producer,
         "_look",
         "self._schedule.look(version,",
         "self._schedule.look(self._version,",
     ),
     "newer weights are counted before all shards have them": (
-        Window,
+        Producer,
         "_look",
         "min(look.version for look in looks)",
         "max(look.version for look in looks) + 1",
     ),
     "a push does not wait for samples": (
-        Window,
+        Producer,
         "_note_quiet",
         "self._schedule.in_flight or self._is_behind()",
         "False",
     ),
     "a shard waits for its own samples alone": (
-        Window,
+        Producer,
         "_note_quiet",
         "self._schedule.in_flight or self._is_behind()",
         "self._draws",

@@ -13,8 +13,8 @@ from typing import Any
 from gcore_core.controllers.generation.dispatch import Lanes
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.producer import Producer
 from gcore_core.controllers.generation.scoring import Scoring
-from gcore_core.controllers.generation.window import Window
 from gcore_core.controllers.training import Training
 from gcore_core.runtime.agreements import AgreementService
 from gcore_core.runtime.relay import Relay
@@ -81,7 +81,7 @@ MUTANTS: dict[str, Mutant] = {
         "self.base = self.front = end + 1",
     ),
     "carried groups stay settled": (
-        Window,
+        Producer,
         "_close_step",
         "self._ledger.close(membership.consumed)",
         "self._ledger.close([*membership.consumed, *membership.surplus])",
@@ -154,7 +154,7 @@ MUTANTS: dict[str, Mutant] = {
     "a pull runs twice": (
         WeightsFollower,
         "pull",
-        "self._pulls.join(",
+        "self._pulls.run_once(",
         "(lambda *_: act([request]))(",
     ),
     "late parts are not drawn": (
@@ -172,7 +172,7 @@ MUTANTS: dict[str, Mutant] = {
     "training runs again": (
         TrainerShell,
         "train",
-        'await self._once.join(("train", parts[0].step), 0, parts, act)',
+        'await self._requests.run_once(("train", parts[0].step), parts, act)',
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (

@@ -38,10 +38,10 @@ MODULES = {old: new for old, new in MOVED.items() if new}
 PROGRAMS = {
     *("Ahead", "Bounds", "ControllerContext", "Evaluates", "GroupReport", "InStep", "KeepRate"),
     *("LossEvaluation", "Membership", "Schedule", "StepBatch", "StepProgram", "Stopwatch"),
-    *("SyncConfig", "Window", "by_quarter", "deal", "keep_rate"),
+    *("SyncConfig", "Producer", "by_quarter", "deal", "keep_rate"),
 }
 #: Name of 0.2 in ``gcore_core.controllers`` -> its name in ``gcore_core.kits.programs``.
-RENAMED = {"Taken": "StepBatch", "Told": "GroupReport"}
+RENAMED = {"Taken": "StepBatch", "Told": "GroupReport", "Window": "Producer"}
 #: Calls from Python, which were in ``gcore_core`` and are in ``gcore``.
 CALLS = {"job", "load", "run", "train"}
 #: Name that left ``gcore_core.kits.launching`` -> the module that has it.

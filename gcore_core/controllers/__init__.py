@@ -9,10 +9,10 @@ and ``end``. A program derives from it and says what a ``step`` is, as
 
     context        ControllerContext: facts of the job, peers, agreements, algorithms
     placement      PlacementShard: who is awake in a rollout
-    generation     Window: groups from their leases to their verdicts; a step takes them
+    generation     Producer: groups from their leases to their verdicts; a step takes them
     training       Training: balance, preparation, advantages, update
     publishing     Publishing: pushes weights to the generators
-    evaluation     Evaluation: held-out prompts under a version of the weights
+    evaluation     RewardEvaluation: held-out prompts under a version of the weights
     loss_evaluation  LossEvaluation: the objective on held-out rows, without generation
     checkpointing  Checkpointing: saves, and ``unless``, which ends work when the run is to stop
     reporting      Reporting: a step in numbers
@@ -36,13 +36,13 @@ holds what was drawn ahead:
 
     taken = await self.take(step)
     trained = await self.train(step, taken, watch)
-    await self.window.drain()
-    taken = self.window.seal(taken)
+    await self.producer.drain()
+    taken = self.producer.seal(taken)
     return await self.end(step, taken, trained, watch)
 
 What is drawn so has been begun by older weights than the step that trains on it: it is stale to
 the trainer, which then does not compare its log-probs with its own, and the objective must correct
-for it. A step ahead needs generators with memory of their own, which do not rest while the trainer
+for it. A step ahead needs generators with memory of their own, which do not sleep while the trainer
 works. A placement policy may move devices only where nothing is in flight at a push, as where
-``Window.drain`` is called before it.
+``Producer.drain`` is called before it.
 """

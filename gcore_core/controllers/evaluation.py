@@ -64,7 +64,7 @@ def is_due(facts: JobFacts, version: int, last: bool) -> bool:
     return version in (0, facts.run.steps) or bool(every and not version % every)
 
 
-class Evaluation:
+class RewardEvaluation:
     """Evaluates a version of the weights, on this shard's part of the rows.
 
     A program that generates ahead of training evaluates while generators hold that version: before

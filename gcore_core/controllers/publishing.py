@@ -27,7 +27,7 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import rest_trainers
+from gcore_core.controllers.placement.trainers import sleep_trainers
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PLACE_WEIGHTS,
@@ -61,7 +61,7 @@ class Publishing:
     The lead pushes. The other shards wait for it, which is the barrier at the end of a step.
 
     No sample may be in flight meanwhile, unless it may have several versions. So a program that
-    generates ahead first calls ``Window.drain``, or has generators that go on with samples
+    generates ahead first calls ``Producer.drain``, or has generators that go on with samples
     through a push (capability "weights.midway").
 
     version: of the weights that the trainers hold, or are about to.
@@ -134,7 +134,7 @@ class Publishing:
                     await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
                 # Whoever has asked meanwhile has had its push, too.
                 self._behind.discard(replica)
-                await rest_trainers(self._context)
+                await sleep_trainers(self._context)
         finally:
             self._context.trainers_turn.release()
 

@@ -13,10 +13,10 @@ from gcore_core.contract.errors import GcoreError, WeightMismatch, WorkerDied
 from gcore_core.controllers.checkpointing import Checkpointing, Stopped, unless
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.evaluation import Evaluates, Evaluation
-from gcore_core.controllers.generation import InStep, Schedule, StepBatch, Window
+from gcore_core.controllers.evaluation import Evaluates, RewardEvaluation
+from gcore_core.controllers.generation import InStep, Producer, Schedule, StepBatch
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import rest_trainers
+from gcore_core.controllers.placement.trainers import sleep_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
@@ -42,7 +42,7 @@ class StepProgram(ABC):
     def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
         self.context = context
         self.placement = PlacementShard(context)
-        self.window = Window(context, config, self.placement, self.make_schedule(config))
+        self.producer = Producer(context, config, self.placement, self.make_schedule(config))
         self.training = Training(context, config)
         publishing = Publishing if self.pushes else Releasing
         self.publishing = publishing(context, config, self.placement)
@@ -58,7 +58,7 @@ class StepProgram(ABC):
 
     def make_evaluation(self) -> Evaluates:
         """Returns what evaluates weights; by default on records that generators draw of them."""
-        return Evaluation(self.context, self.placement)
+        return RewardEvaluation(self.context, self.placement)
 
     @abstractmethod
     async def step(self, step: int) -> bool:
@@ -78,7 +78,7 @@ class StepProgram(ABC):
         try:
             await self.placement.decide(facts.start_step, facts.start_step)
             await self.publishing.publish(facts.start_step, facts.start_step)
-            await rest_trainers(self.context)
+            await sleep_trainers(self.context)
             digests = self.publishing.digests()
             # A run that goes on may have made all its steps, and have ended without its weights.
             over = self._over()
@@ -120,7 +120,7 @@ class StepProgram(ABC):
 
     async def take(self, step: int) -> StepBatch:
         """Returns the groups of a step. Raises Stopped when the run is to end before."""
-        taken = await unless(self.context.stopping, self.window.take(step))
+        taken = await unless(self.context.stopping, self.producer.take(step))
         self.skipped = 0 if taken.teaches else self.skipped + 1
         return taken
 
@@ -177,7 +177,7 @@ class StepProgram(ABC):
         stops = await self.publishing.publish(version, taken.oldest)
         await self.training.watching.pushed(version)
         watch.lap("push")
-        verdicts = self.window.commit(taken)
+        verdicts = self.producer.commit(taken)
         last = self.is_last(step, taken)
         ordinals = {
             "ordinals/first": float(taken.first_ordinal),
@@ -189,7 +189,7 @@ class StepProgram(ABC):
             metrics = await self._check(metrics)
         metrics |= await self.checkpointing.at(version, self.state(), metrics, last or stops)
         if not last and not stops:
-            metrics |= await rest_trainers(self.context)
+            metrics |= await sleep_trainers(self.context)
         watch.go_on()
         digests = taken.digests | self.training.digests() | self.publishing.digests()
         evaluated = None
@@ -256,7 +256,7 @@ class StepProgram(ABC):
         that a resumed run goes on with.
         """
         return {
-            **self.window.state(),
+            **self.producer.state(),
             "skipped": self.skipped,
             "placement": self.placement.state(),
             "balance": self.training.state(),

@@ -18,6 +18,6 @@ class SynchronousController(StepProgram):
         watch = Stopwatch(self.context.trace, step)
         taken = await self.take(step)
         watch.lap("rollout")
-        await self.placement.rest()
+        await self.placement.sleep()
         trained = await self.train(step, taken, watch)
         return await self.end(step, taken, trained, watch)

@@ -298,12 +298,12 @@ class Training:
         *learners, last = roles
         # One role after the other, unless learners share no device with the policy.
         at_once = last == POLICY and all(self._trained[role].apart for role in learners)
-        turns = [[POLICY], learners] if at_once else [roles]
+        lines = [[POLICY], learners] if at_once else [roles]
         metrics: dict[str, float] = {}
-        for of_turn in await asyncio.gather(
-            *(self._update(turn, step, advantages, plans) for turn in turns)
+        for of_line in await asyncio.gather(
+            *(self._update(line, step, advantages, plans) for line in lines)
         ):
-            metrics |= of_turn
+            metrics |= of_line
         await self._skip(self._trained.keys() - roles, step)
         return metrics
 

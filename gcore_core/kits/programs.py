@@ -8,7 +8,7 @@ StepProgram: what all programs share: ``run``, ``take``, ``train`` and ``end``.
 ControllerContext: facts of the job, peers, agreements, algorithms.
 SyncConfig: the settings of all parts; a program's own settings derive from it.
 Stopwatch: the seconds of a step's stages.
-Window: groups from their leases to their verdicts; a step takes them.
+Producer: groups from their leases to their verdicts; a step takes them.
 StepBatch: what a step takes.
 Schedule: which groups are begun, and which a step takes; a program makes it.
 InStep: the schedule of a step that draws what it trains on.
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gcore_core.controllers.evaluation import Evaluates as Evaluates
     from gcore_core.controllers.generation.ahead import Ahead as Ahead
     from gcore_core.controllers.generation.in_step import InStep as InStep
+    from gcore_core.controllers.generation.producer import Producer as Producer
+    from gcore_core.controllers.generation.producer import StepBatch as StepBatch
     from gcore_core.controllers.generation.schedule import Bounds as Bounds
     from gcore_core.controllers.generation.schedule import GroupReport as GroupReport
     from gcore_core.controllers.generation.schedule import Membership as Membership
     from gcore_core.controllers.generation.schedule import Schedule as Schedule
     from gcore_core.controllers.generation.split_requests import deal as deal
-    from gcore_core.controllers.generation.window import StepBatch as StepBatch
-    from gcore_core.controllers.generation.window import Window as Window
     from gcore_core.controllers.keep_rate import KeepRate as KeepRate
     from gcore_core.controllers.keep_rate import by_quarter as by_quarter
     from gcore_core.controllers.loss_evaluation import LossEvaluation as LossEvaluation
@@ -57,11 +57,11 @@ _HOMES = {
     "LossEvaluation": "loss_evaluation",
     "Membership": "generation.schedule",
     "Schedule": "generation.schedule",
-    "StepBatch": "generation.window",
+    "StepBatch": "generation.producer",
     "StepProgram": "step_program",
     "Stopwatch": "tracing",
     "SyncConfig": "config",
-    "Window": "generation.window",
+    "Producer": "generation.producer",
     "by_quarter": "keep_rate",
     "deal": "generation.split_requests",
 }

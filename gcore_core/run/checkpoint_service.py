@@ -87,7 +87,7 @@ class CheckpointService:
         self._hashed = hashed
         self._saved = saved
         self._checkpoints = Checkpoints(directory)
-        self._once = Gathering(1)  # a repeated request gets the first one's answer
+        self._requests = Gathering(1)  # a repeated request gets the first one's answer
         #: (step, shard) -> what it carries; steps before the latest are dropped.
         self._carried: dict[tuple[int, int], Carried] = {}
         self._store: StoreReader | None = None
@@ -182,7 +182,7 @@ class CheckpointService:
                 return CheckpointPlace("")
             return CheckpointPlace(str(path))
 
-        place: CheckpointPlace = await self._once.join(("open", request.step), 0, None, act)
+        place: CheckpointPlace = await self._requests.run_once(("open", request.step), None, act)
         return place
 
     def _carried_at(self, step: int) -> list[Header]:
@@ -239,7 +239,7 @@ class CheckpointService:
         async def act(_: list[None]) -> None:
             self._begun = request
 
-        await self._once.join(("begin", request.step), 0, None, act)
+        await self._requests.run_once(("begin", request.step), None, act)
         return Nothing()
 
     def saves(self, step: int) -> bool:
@@ -278,7 +278,7 @@ class CheckpointService:
             if path is not None:
                 self._saved(collected.step, str(path))
 
-        await self._once.join(("commit", request.step), 0, None, act)
+        await self._requests.run_once(("commit", request.step), None, act)
         return Nothing()
 
     async def unsaved(self, request: UnsavedWeights, call: Call) -> Nothing:

@@ -137,7 +137,7 @@ class Supervisor:
         )
         self._started_s = time.monotonic()
         # A controller repeats a report when the answer was lost; each report is handled once.
-        self._once = Gathering(1)
+        self._requests = Gathering(1)
         self._usage: dict[str, UsageReply] = {}  # node -> what its agent said last
         self._cpu_s = 0.0  # CPU seconds of all processes up to the end of the last step
         self._stopping: asyncio.Task[None] | None = None
@@ -384,7 +384,7 @@ class Supervisor:
         async def act(_: list[None]) -> None:
             self._observers.weights_published(self._run, request.version)
 
-        await self._once.join(("published", request.version), 0, None, act)
+        await self._requests.run_once(("published", request.version), None, act)
         return Nothing()
 
     async def step_end(self, request: StepEnd, call: Call) -> Nothing:
@@ -393,7 +393,7 @@ class Supervisor:
         async def act(_: list[None]) -> None:
             await self._step_ended(request)
 
-        await self._once.join(("step", request.report.step), 0, None, act)
+        await self._requests.run_once(("step", request.report.step), None, act)
         return Nothing()
 
     async def _step_ended(self, request: StepEnd) -> None:

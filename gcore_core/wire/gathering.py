@@ -57,6 +57,10 @@ class Gathering:
                 await self._run(key, values, result, act)
         return await asyncio.shield(result)
 
+    async def run_once(self, key: Any, value: Any, act: Act) -> Any:
+        """Returns what ``act`` gave when the key came first; there must be one member."""
+        return await self.join(key, 0, value, act)
+
     async def _run(
         self, key: Any, values: dict[int, Any], result: asyncio.Future[Any], act: Act
     ) -> None:

@@ -112,7 +112,7 @@ async def insist_with(
 def keep_alive(
     progress: Callable[[], None], waits: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Shows progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
+    """Sends progress every ``PROGRESS_S``, inside the block, while ``waits`` returns true.
 
     It is for a request that waits for others, who have deadlines of their own.
 

@@ -28,7 +28,7 @@ class AnnotatorShell:
         self._annotations = annotations
         self._compute = compute
         # A shard has one open request at a time; the last two of each shard are remembered.
-        self._once = Gathering(1, keep=2 * shards)
+        self._requests = Gathering(1, keep=2 * shards)
 
     def register(self, service: Service) -> None:
         service.add(ANNOTATE, self.annotate)
@@ -50,7 +50,7 @@ class AnnotatorShell:
             )
 
         key = request.step, request.shard, request.purpose
-        reply: AnnotateReply = await self._once.join(key, 0, request, act)
+        reply: AnnotateReply = await self._requests.run_once(key, request, act)
         return reply
 
     async def release_steps(self, request: ReleaseSteps, call: Call) -> Nothing:

@@ -28,7 +28,7 @@ _RARE = -14.0
 _GROUPS = 4
 
 
-def check_twins(records: Iterable[TrainRecord], where: str) -> None:
+def check_duplicates(records: Iterable[TrainRecord], where: str) -> None:
     """Raises RecordMismatch where samples of many prompts are equal beyond chance.
 
     Records without ``action_ids`` are passed: their actions are not tokens.
@@ -39,7 +39,7 @@ def check_twins(records: Iterable[TrainRecord], where: str) -> None:
         if "action_ids" in columns and "logp" in columns and len(columns["action_ids"]):
             groups.setdefault(record.ordinal, []).append(record)
     several = [group for group in groups.values() if len(group) > 1]
-    pairs = [pair for group in several if (pair := _twins(group))]
+    pairs = [pair for group in several if (pair := _duplicates(group))]
     if len(pairs) < max(_GROUPS, len(several) / 2):
         return
     first, second = pairs[0]
@@ -56,7 +56,7 @@ def check_twins(records: Iterable[TrainRecord], where: str) -> None:
     )
 
 
-def _twins(group: list[TrainRecord]) -> tuple[TrainRecord, TrainRecord] | None:
+def _duplicates(group: list[TrainRecord]) -> tuple[TrainRecord, TrainRecord] | None:
     """Returns the first two records with one answer that is too unlikely to come twice."""
     first: dict[bytes, TrainRecord] = {}
     for record in group:

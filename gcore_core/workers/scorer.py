@@ -128,7 +128,7 @@ class ScorerShell:
         self._overruns = overruns or Overruns()
         self._providers = providers or {}
         self._limits = limits or ThreadedLimits()
-        self._turn = asyncio.Lock()  # of calls in the main thread: rewards, and opening of rows
+        self._lock = asyncio.Lock()  # of calls in the main thread: rewards, and opening of rows
         self._calls: Counter[str] = Counter()  # reward -> calls in which scores differed
         self._requests: Counter[str] = Counter()  # reward -> requests that it was in
         self._known: dict[str, list[KnownRow]] = {}  # reward -> rows whose reward is known
@@ -147,7 +147,7 @@ class ScorerShell:
         for header, (columns, _) in zip(request.headers, contents, strict=True):
             place = f"scoring for {request.purpose}"
             check_seal(header.seal, *header.key, header.prompt_digest, columns, place)
-        async with self._turn:  # else the opening would count against the time of a reward
+        async with self._lock:  # else the opening would count against the time of a reward
             prompts = await self._compute(self._prompts, request.headers, name)
         records = [
             _record(header, content, prompts[header.row, header.prompt_digest])
@@ -264,14 +264,14 @@ class ScorerShell:
             finally:
                 self._limits.check("")
 
-    async def _score_in_turn(
+    async def _score_locked(
         self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
     ) -> Any:
         """Calls a scorer that is a plain function, one call after the other.
 
         The limit counts from when it begins, not from when it was asked for.
         """
-        async with self._turn:
+        async with self._lock:
             with self._overruns.watch(keys, reward.timeout_s):
                 work = asyncio.ensure_future(
                     self._compute(cast(Scorer, reward.scorer).score, _own(records))
@@ -295,7 +295,7 @@ class ScorerShell:
             if inspect.iscoroutinefunction(reward.scorer.score):
                 answer = await self._score_waiting(reward, records, keys)
             else:
-                answer = await self._score_in_turn(reward, records, keys)
+                answer = await self._score_locked(reward, records, keys)
             scores = list(answer) if isinstance(answer, Iterable) else answer
         except (ConfigError, ContractError, DataError) as error:
             error.where = error.where or f"rewards.{reward.name}"
@@ -378,7 +378,7 @@ class ScorerShell:
             if inspect.iscoroutinefunction(reward.scorer.score):
                 answer = await self._score_waiting(reward, records, keys)
             else:
-                answer = await self._score_in_turn(reward, records, keys)
+                answer = await self._score_locked(reward, records, keys)
         except _OutOfTimeError:
             self._give_up(RESTART_EXIT_CODE)  # the main thread is lost
             return None

@@ -84,7 +84,7 @@ from gcore_core.wire.service import Call, Service
 from gcore_core.workers import final_weights
 from gcore_core.workers.annotations import Annotations
 from gcore_core.workers.compared_records import ComparedRecords
-from gcore_core.workers.duplicate_samples import check_twins
+from gcore_core.workers.duplicate_samples import check_duplicates
 from gcore_core.workers.opened_records import open_records
 from gcore_core.workers.push import PushMemory, PushSource, exhaust, exported, sends_adapter
 from gcore_core.workers.tensor_journal import TensorJournal
@@ -139,7 +139,7 @@ class TrainerShell:
         self._compute = self._rest = TrainerRest(backend, compute)
         self._memory = PushMemory(push_path)
         self._rank = rank
-        self._once = Gathering(1)  # of one part: a repeated request gets the reply of the first
+        self._requests = Gathering(1)  # of one part: a repeated request gets the reply of the first
         self._keys: list[tuple[int, int]] = []  # (ordinal, sample) of the prepared records
         self._counts = (0, 0)  # of their actions: trained, masked
         self._compared = ComparedRecords(backend, sentinel) if sentinel is not None else None
@@ -204,8 +204,8 @@ class TrainerShell:
                 replies.append(AnnotateReply(self._backend.version, chunk))
             return replies
 
-        replies: list[AnnotateReply] = await self._once.join(
-            ("annotate", parts[0].step), 0, parts, act
+        replies: list[AnnotateReply] = await self._requests.run_once(
+            ("annotate", parts[0].step), parts, act
         )
         return replies
 
@@ -226,14 +226,14 @@ class TrainerShell:
             self._check_stamps(items, parts[0].step)
             records = await open_records(self._store, items, parts[0].step)
             records.sort(key=lambda record: (record.ordinal, record.sample))
-            check_twins(records, f"step {parts[0].step}")
+            check_duplicates(records, f"step {parts[0].step}")
             scalars_of = await self._together(self._prepare, parts[0], records)
             return [
                 [scalars_of[item.ordinal, item.sample] for item in part.items] for part in parts
             ]
 
-        rows: list[list[list[float]]] = await self._once.join(
-            ("prepare", parts[0].step), 0, parts, act
+        rows: list[list[list[float]]] = await self._requests.run_once(
+            ("prepare", parts[0].step), parts, act
         )
         return rows
 
@@ -293,7 +293,7 @@ class TrainerShell:
             await self._close_push()
             return await self._compute(self._train, parts)
 
-        replies: _Replies = await self._once.join(("train", parts[0].step), 0, parts, act)
+        replies: _Replies = await self._requests.run_once(("train", parts[0].step), parts, act)
         return replies
 
     def _train(self, parts: list[TrainRequest]) -> list[TrainReply | None]:
@@ -345,8 +345,8 @@ class TrainerShell:
             )
             return [sums] * len(parts)
 
-        replies: list[dict[str, tuple[float, float]]] = await self._once.join(
-            ("evaluate", parts[0].step), 0, parts, act
+        replies: list[dict[str, tuple[float, float]]] = await self._requests.run_once(
+            ("evaluate", parts[0].step), parts, act
         )
         return replies
 
@@ -378,10 +378,10 @@ class TrainerShell:
                 return []
             return await self._together(compared.score_last, request)
 
-        keep_alive: list[ShownRecord] = await self._once.join(
-            ("score_last", request.version), 0, request, act
+        scored: list[ShownRecord] = await self._requests.run_once(
+            ("score_last", request.version), request, act
         )
-        return keep_alive
+        return scored
 
     async def skip(self, request: SkipStep, call: Call) -> Nothing:
         """Ends a step that has nothing to train on."""
@@ -390,7 +390,7 @@ class TrainerShell:
             await self._close_push()
             await self._compute(self._backend.skip, request.step)
 
-        await self._once.join(("skip", request.step), 0, request, act)
+        await self._requests.run_once(("skip", request.step), request, act)
         return Nothing()
 
     async def sleep(self, request: Nothing, call: Call) -> TrainerSlept:
@@ -425,7 +425,7 @@ class TrainerShell:
                 ),
                 where="push",
             )
-        await self._once.join((request.version, request.attempt), 0, request, self._begin_push)
+        await self._requests.run_once((request.version, request.attempt), request, self._begin_push)
         return Nothing()
 
     async def _begin_push(self, requests: list[BeginPush]) -> None:
@@ -531,7 +531,7 @@ class TrainerShell:
                 self._hashing = request.step, hashing
             return Nothing()
 
-        reply: Nothing = await self._once.join(("save", request.step), 0, request, act)
+        reply: Nothing = await self._requests.run_once(("save", request.step), request, act)
         return reply
 
     def _hash_weights(self, version: int) -> str:
@@ -563,7 +563,7 @@ class TrainerShell:
         self._urgent |= request.urgent
         # Not with the request: whoever has the save finished after the lead was lost may ask with
         # another urgency, and gets the first one's answer.
-        reply: SavedState = await self._once.join(("saved", request.step), 0, None, act)
+        reply: SavedState = await self._requests.run_once(("saved", request.step), None, act)
         return reply
 
     async def _saving(self, work: Callable[..., None], *args: Any) -> None:

@@ -102,7 +102,7 @@ class WeightsFollower:
                 return confirmed
 
         key = request.version, request.attempt
-        confirmed: PushConfirmed = await self._pulls.join(key, 0, request, act)
+        confirmed: PushConfirmed = await self._pulls.run_once(key, request, act)
         return confirmed
 
     def _remember(self, version: int, digests: dict[str, int]) -> None:

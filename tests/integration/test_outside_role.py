@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers
+from gcore_core.contract.traits import Traits
 from gcore_core.controllers.config import SyncConfig
 
 
@@ -42,8 +43,8 @@ class NoteConfig:
 class TowardConfig:
     weight: float
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"teacher_logp"})
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset({"teacher_logp"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +146,14 @@ from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.training import Training
-from gcore_core.controllers.generation import Window
+from gcore_core.controllers.generation import Producer
 
 
 class Thin:
     def __init__(self, config, context):
         self.note, self.facts = config.note, context.facts
         self.placement = PlacementShard(context)
-        self.window = Window(context, config, self.placement)
+        self.producer = Producer(context, config, self.placement)
         self.training = Training(context, config)
         self.publishing = Publishing(context, config, self.placement)
         self.reporting = Reporting(context)
@@ -165,7 +166,7 @@ class Thin:
             await self.step(step)
 
     async def step(self, step):
-        taken = await self.window.take(step)
+        taken = await self.producer.take(step)
         plan = await self.training.balance(step, taken.groups)
         scalars = await self.training.prepare(step, taken.groups, plan)
         advantages = await self.training.advantages(taken.groups, scalars)
@@ -174,9 +175,9 @@ class Thin:
             file.write("".join(json.dumps(row) + "\\n" for row in rows))
         trained = await self.training.train(step, advantages, plan)
         await self.publishing.publish(step + 1, taken.oldest)
-        verdicts = self.window.commit(taken)
+        verdicts = self.producer.commit(taken)
         summary = self.reporting.summary(taken.groups, taken.counts, verdicts, None)
-        await self.reporting.end(step + 1, summary, trained, self.window.state()["ledger"])
+        await self.reporting.end(step + 1, summary, trained, self.producer.state()["ledger"])
 '''
 
 MODULES = {

@@ -66,7 +66,7 @@ from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
 from gcore_core.wire import sockets, tls
 from gcore_core.wire.service import Service
 from gcore_core.workers.checked_rewards import KnownRow, check_known
-from gcore_core.workers.duplicate_samples import check_twins
+from gcore_core.workers.duplicate_samples import check_duplicates
 from gcore_core.workers.opened_records import check_prompts
 from gcore_core.workers.row_digest import open_row
 from gcore_core.workers.suspicious_endings import EndReasons
@@ -431,7 +431,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             ],
             "opening for step 4",
         ),
-        "equal samples": lambda w: check_twins(
+        "equal samples": lambda w: check_duplicates(
             [
                 TrainRecord(
                     ordinal=ordinal,

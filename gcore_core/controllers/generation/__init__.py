@@ -1,9 +1,7 @@
 """Produces the groups that steps train on.
 
-The window is the groups between the first that is being drawn and the last that was trained on.
-
-``Window`` owns all of it: it has groups drawn and scored, gives each its verdict, and hands a step
-program the groups of a step. The parts:
+``Producer`` has groups drawn and scored, gives each its verdict, and hands a step program the
+groups of a step. The parts:
 
     schedule  which groups are begun when, and which a step takes; what all schedules share
     in_step   the groups of one step, and a margin where some will be dropped
@@ -14,14 +12,14 @@ program the groups of a step. The parts:
     waves     which earlier records the next ones of a group are made from
     scoring   requests to scorers
     verdicts  what becomes of a group that is drawn and scored
-    window    the loop that joins them
+    producer  the loop that joins them
 """
 
 from gcore_core.controllers.generation.ahead import Ahead
 from gcore_core.controllers.generation.dispatch import Round
 from gcore_core.controllers.generation.drawing import Drawing
 from gcore_core.controllers.generation.in_step import InStep
+from gcore_core.controllers.generation.producer import Producer, StepBatch
 from gcore_core.controllers.generation.schedule import Schedule
-from gcore_core.controllers.generation.window import StepBatch, Window
 
-__all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "StepBatch", "Window"]
+__all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "StepBatch", "Producer"]

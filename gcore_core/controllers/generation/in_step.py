@@ -132,8 +132,8 @@ class InStep(Schedule):
         if above := state.get("window", {}).get("above"):
             base = state["ledger"]["next_ordinal"]
             raise ConfigError(
-                "a window that takes groups in order cannot go on from this checkpoint: its steps "
-                "took groups out of order.",
+                "a schedule that takes groups in order cannot go on from this checkpoint: its "
+                "steps took groups out of order.",
                 where="controller.use",
                 why=f"ordinal {base} is not consumed, and {above[0]} is: it would be trained on "
                 "again",

@@ -108,8 +108,8 @@ def _dealt(records: list[tuple[Lease, int]], count: int) -> list[list[Lease]]:
     """Deals the records to ``count`` parts in turn, beginning one part later each time."""
     samples: list[dict[Lease, tuple[int, ...]]] = [{} for _ in range(count)]
     for at, (lease, sample) in enumerate(records):
-        turn = at // count
-        part = samples[(at + turn) % count]
+        row = at // count
+        part = samples[(at + row) % count]
         part[lease] = (*part.get(lease, ()), sample)
     return [
         [replace(lease, samples=indexes) for lease, indexes in part.items()] for part in samples

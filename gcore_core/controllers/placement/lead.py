@@ -4,10 +4,10 @@ The decision is then carried out. The decision, and later its outcome, go to the
 policy is told what was noted of the rollout before, and measures it; its account goes to the
 journal too. What the lead does for step n:
 
-    before the rollout    decide   asks the policy; replicas wake and go to sleep
-    in the rollout        turn     in mode "colocated" only: the cells go to the judges, and back
-                          rescue   at each look of ``Window``: is a judge without any replica?
-    before step n + 1     decide   first writes what the decision for step n came to: its *outcome*
+    before the rollout   decide       asks the policy; replicas wake and go to sleep
+    in the rollout       begin_phase  in mode "colocated": gives the cells to the judges, and back
+                         rescue       at each look of ``Producer``: is a judge without any replica?
+    before step n + 1    decide       first writes what the decision for step n came to
 
 A decision speaks of cells, and this module of replicas, by their numbers. For example, the policy
 and a judge each have replicas 0 to 3, of one device each, and replica i of both is on device i. A
@@ -41,7 +41,7 @@ from gcore_core.runtime.placement_decisions import ask_policy, check_decision, p
 
 log = logging.getLogger(__name__)
 # How many looks in a row must find a judge without a replica that answers, before the judge is
-# helped. ``Window`` looks every second, and in a long rollout after another twentieth of its time.
+# helped. ``Producer`` looks every second, in a long rollout after another twentieth of its time.
 # Where a replica does not answer, the look itself takes up to ``sleepers.ANSWER_S``.
 LOOKS = 5
 _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
@@ -94,9 +94,9 @@ class PlacementLead:
     """Asks the placement policy and carries out its decisions; only the lead has one.
 
     ``decide`` runs before each step: it asks the policy, carries the decision out and writes to the
-    journal what the decision before it came to. Within a rollout, ``turn`` passes cells between the
-    policy and the judges, and ``rescue`` helps a judge whose replicas do not answer. Both change
-    who is awake without asking the policy for a new step.
+    journal what the decision before it came to. Within a rollout, ``begin_phase`` passes cells
+    between the policy and the judges, and ``rescue`` helps a judge whose replicas do not answer.
+    Both change who is awake without asking the policy for a new step.
 
     metrics: those of the latest decision whose rollout is over.
     """
@@ -181,16 +181,16 @@ class PlacementLead:
         self._turns_s = 0.0
         self._served = {}
         arranged_s = await self._carry_out(self._decision, False, release_before)
-        self._boundary_s = arranged_s + self._sleepers.rest_s
+        self._boundary_s = arranged_s + self._sleepers.sleep_s
         # The policy sees the seconds of a change only where there was one. Where nothing woke and
-        # nothing had rested, some replicas only went to sleep, or were told of ``release_before``.
-        if self._boundary_s and (self._sleepers.moved or self._sleepers.rest_s):
+        # none slept in training, some replicas only went to sleep, or learned ``release_before``.
+        if self._boundary_s and (self._sleepers.moved or self._sleepers.sleep_s):
             self._switch_s = self._boundary_s
         return self._make_awake(self._decision)
 
-    async def turn(self, judging: bool) -> None:
-        """Gives the cells to the judges, or back to the policy; in turns only."""
-        took_s = await self._sleepers.arrange(self._replicas_of_turn(judging))
+    async def begin_phase(self, judging: bool) -> None:
+        """Gives the cells to the judges, or back to the policy."""
+        took_s = await self._sleepers.arrange(self._replicas_of_phase(judging))
         self._turns_s += took_s
         self._switch_s = took_s
 
@@ -264,7 +264,7 @@ class PlacementLead:
 
         Lost replicas are left out. A role that has only lost ones keeps them: they may be starting.
 
-        judging: in mode "colocated", whether it is the judges' turn.
+        judging: in mode "colocated", whether it is the judges' phase.
         release_before: as in ``decide``.
         """
         serving = {}
@@ -275,11 +275,11 @@ class PlacementLead:
         self._serving = serving
         for role, numbers in self._serving.items():
             self._served[role] = sorted({*numbers, *self._served.get(role, ())})
-        awake = self._replicas_of_turn(judging) if decision.mode == "colocated" else self._serving
+        awake = self._replicas_of_phase(judging) if decision.mode == "colocated" else self._serving
         return await self._sleepers.arrange(awake, release_before)
 
-    def _replicas_of_turn(self, judging: bool) -> dict[str, list[int]]:
-        """Returns role -> replicas to have awake, in the turn of the judges or of the policy."""
+    def _replicas_of_phase(self, judging: bool) -> dict[str, list[int]]:
+        """Returns role -> replicas to have awake, in the phase of the judges or of the policy."""
         return {
             role: numbers if (role != ROLLOUT) == judging else []
             for role, numbers in self._serving.items()

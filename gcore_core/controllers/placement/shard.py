@@ -29,9 +29,9 @@ class PlacementShard:
 
     In a run whose policy moves nothing, every replica is awake in every rollout.
 
-    A step program calls ``rest`` when a rollout is over and ``decide`` before each push. ``Window``
-    and ``Evaluation``, which draw records, ask ``awake``, ``sampling`` and ``judging``. A program
-    that generates ahead of training does not call ``rest``, since its generators never rest.
+    A step program calls ``sleep`` when a rollout is over and ``decide`` before each push. A program
+    that generates ahead of training never calls ``sleep``. What draws records asks ``awake``,
+    ``sampling`` and ``judging``.
 
     Where a placement policy moves devices, no rollout may be in flight at ``decide``: no sample,
     and no question to a judge. Where generation runs ahead of training, a rollout is what is drawn
@@ -50,7 +50,7 @@ class PlacementShard:
         able = asleep_in_training if self._facts is None else self._facts.sleeps
         self._sleepers = Sleepers(self._peers, able, asleep_in_training)
         moves = self._facts is not None and self._agree.lead
-        self._mover = PlacementLead(context, everybody, self._sleepers) if moves else None
+        self._lead = PlacementLead(context, everybody, self._sleepers) if moves else None
         self._gauge = self._make_gauge(context) if moves else None
         self._metrics: dict[str, float] = {}
         self._records: list[RecordTrace] = []
@@ -102,13 +102,13 @@ class PlacementShard:
         if self._gauge is not None:
             self._gauge.end()
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Gives the trainer the memory of replicas that may sleep, until ``decide``.
 
         The rollout must be over on all shards.
         """
         if self._agree.lead:
-            await self._sleepers.rest()
+            await self._sleepers.sleep()
 
     async def decide(self, step: int, release_before: int) -> None:
         """Decides who is awake in the rollout of ``step``, and wakes and puts to sleep.
@@ -139,16 +139,16 @@ class PlacementShard:
             # One step is a row of stages, each between two times that this shard has noted:
             #     _arranged_s  pushing  _began_s  rollout  _ended_s  training  trained_s
             # A checkpoint, a report or an evaluation counts as pushing or training, whichever of
-            # them the step program does it in. ``rest`` lies in training and is not of it.
+            # them the step program does it in. ``sleep`` lies in training and is not of it.
             last = Last(
                 requests=requests,
                 rollout_s=self._ended_s - self._began_s,
-                training_s=trained_s - self._ended_s - self._sleepers.rest_s,
+                training_s=trained_s - self._ended_s - self._sleepers.sleep_s,
                 pushing_s=self._began_s - self._arranged_s,
                 monitoring_s=packing_s + time.perf_counter() - unpacking_began_s,
                 used=await self._gauge.shares() if self._gauge is not None else {},
             )
-            awake = await cast(PlacementLead, self._mover).decide(step, release_before, last)
+            awake = await cast(PlacementLead, self._lead).decide(step, release_before, last)
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
         answer = await self._agree.ask("placement", packed, lead)
@@ -157,10 +157,10 @@ class PlacementShard:
         self._arranged_s = clock()
 
     async def _wake_all(self, release_before: int) -> None:
-        """Wakes the replicas that have rested, in a run where nothing moves; the lead does it."""
+        """Wakes the replicas that slept in training, where nothing moves; the lead does it."""
         if self._agree.lead:
             woke_s = await self._sleepers.arrange(self.awake.replicas, release_before)
-            took_s = woke_s + self._sleepers.rest_s
+            took_s = woke_s + self._sleepers.sleep_s
             self._metrics = {"placement/switch_s": took_s} if took_s else {}
 
     async def rescue(self) -> bool:
@@ -173,7 +173,7 @@ class PlacementShard:
         """
 
         async def lead(_: list[bytes]) -> list[bytes]:
-            awake = await cast(PlacementLead, self._mover).rescue()
+            awake = await cast(PlacementLead, self._lead).rescue()
             return [msgspec.msgpack.encode(awake)] * self._agree.shards
 
         if self._facts is not None and not self.awake.in_turns:
@@ -188,21 +188,21 @@ class PlacementShard:
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics of the latest decision that was carried out; empty except in the lead."""
-        return self._mover.metrics if self._mover is not None else self._metrics
+        return self._lead.metrics if self._lead is not None else self._metrics
 
     def state(self) -> dict[str, Any]:
         """Returns what placement of a resumed run goes on with, as plain values.
 
         It is empty except in the lead.
         """
-        return self._mover.learned() if self._mover is not None else {}
+        return self._lead.learned() if self._lead is not None else {}
 
     async def sampling(self) -> list[Peer]:
         """Returns the policy's generators, once they can be asked.
 
         In turns, it waits until all shards are here and then gives the cells to the policy.
         """
-        await self._turn(False)
+        await self._begin_phase(False)
         return self.replicas
 
     async def judging(self) -> None:
@@ -210,15 +210,15 @@ class PlacementShard:
 
         In turns, it waits until all shards are here and then gives the cells to the judges.
         """
-        await self._turn(True)
+        await self._begin_phase(True)
 
-    async def _turn(self, judging: bool) -> None:
+    async def _begin_phase(self, judging: bool) -> None:
         """In turns, gives the cells to the judges or to the policy, unless these have them."""
         # After the first barrier no shard uses the replicas that are put to sleep. The second keeps
         # every shard from asking replicas that are not awake yet.
         if self.awake.in_turns and judging != self._judging:
-            await self._agree.barrier("turn")
-            if self._mover is not None:
-                await self._mover.turn(judging)
-            await self._agree.barrier("turned")
+            await self._agree.barrier("phase")
+            if self._lead is not None:
+                await self._lead.begin_phase(judging)
+            await self._agree.barrier("phase begun")
             self._judging = judging

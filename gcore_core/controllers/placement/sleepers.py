@@ -23,7 +23,7 @@ class Sleepers:
     asleep_in_training: roles of ``able`` that sleep while the trainer works.
     moved: how many replicas woke that had slept for the sake of another role; the lead begins at 0
         with each decision.
-    rest_s: seconds that it took to put replicas to sleep when the latest rollout was over.
+    sleep_s: seconds that it took to put replicas to sleep when the latest rollout was over.
     lost: replicas that do not answer, so they are asked neither to sleep nor to wake.
     """
 
@@ -37,23 +37,23 @@ class Sleepers:
         self._able = set(able)
         self._asleep_in_training = set(asleep_in_training)
         self._asleep: dict[str, set[int]] = {role: set() for role in peers}
-        self._rested = set[Replica]()
+        self._slept = set[Replica]()
         self._release_before = 0
         self.moved = 0
-        self.rest_s = 0.0
+        self.sleep_s = 0.0
         self.lost = set[Replica]()
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Puts roles to sleep after a rollout: the trainer gets their memory."""
         every = {role: set(range(len(peers))) for role, peers in self._peers.items()}
         awake = {
             role: set() if role in self._asleep_in_training else every[role] - self._asleep[role]
             for role in every
         }
-        self._rested = {
+        self._slept = {
             (role, i) for role in every for i in every[role] - self._asleep[role] - awake[role]
         }
-        self.rest_s = await self.arrange(awake)
+        self.sleep_s = await self.arrange(awake)
 
     async def arrange(self, awake: Mapping[str, Collection[int]], release_before: int = 0) -> float:
         """Wakes the replicas of ``awake`` and puts all others to sleep; returns the seconds.
@@ -76,8 +76,8 @@ class Sleepers:
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
-        self.moved += len(set(self._askable(wake)) - self._rested)
-        self._rested -= set(wake)
+        self.moved += len(set(self._askable(wake)) - self._slept)
+        self._slept -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
         n_requests = await self._send_to_able(sleep, SLEEP, SleepRequest(self._release_before))

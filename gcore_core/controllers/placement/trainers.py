@@ -9,7 +9,7 @@ from gcore_core.runtime.messages import TRAINER_SLEEP, Nothing
 from gcore_core.wire.retry import insist
 
 
-async def rest_trainers(context: ControllerContext) -> dict[str, float]:
+async def sleep_trainers(context: ControllerContext) -> dict[str, float]:
     """Puts every rank of every trainer to sleep, where ``placement.sleep_in_rollout`` says so.
 
     All shards call it; the lead asks. No push may be under way, since it needs trainers awake.

@@ -39,7 +39,7 @@ class AsynchronousController(StepProgram):
         try:
             await super().run()
         finally:
-            await self.window.stop()
+            await self.producer.stop()
 
     async def step(self, step: int) -> bool:
         """One pass of the four stages and one push; whether it was the last one."""
@@ -48,10 +48,10 @@ class AsynchronousController(StepProgram):
         watch.lap("rollout")
         trained = await self.train(step, taken, watch)
         if self._pushes_wait:
-            await self.window.drain()
+            await self.producer.drain()
         watch.lap("drain")
-        taken = self.window.seal(taken)
-        return await self.end(step, taken, trained | self.window.metrics, watch)
+        taken = self.producer.seal(taken)
+        return await self.end(step, taken, trained | self.producer.metrics, watch)
 
     def _notes(self, step: int) -> list[str]:
         notes = super()._notes(step)

@@ -16,7 +16,7 @@ from gcore_testing.faults import FAULTS, Faults
 from gcore_testing.simulation import Outcome, Program, SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.records import TRAINED
-from gcore_core.kits.programs import ControllerContext, SyncConfig, Window
+from gcore_core.kits.programs import ControllerContext, Producer, SyncConfig
 
 pytestmark = pytest.mark.rest
 
@@ -108,24 +108,24 @@ def test_nothing_is_begun_while_a_push_waits_unless_a_run_is_to_repeat(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as one of two shards waits, neither begins what replaces groups without a lesson."""
-    look = Window._look
-    draw = Window._draw
+    look = Producer._look
+    draw = Producer._draw
     waited = Counter[bool]()
     begun = Counter[bool]()
 
-    async def noted_look(window: Window) -> None:
-        own = window._push_waits
-        await look(window)
-        together = window._schedule.push_waits
+    async def noted_look(producer: Producer) -> None:
+        own = producer._push_waits
+        await look(producer)
+        together = producer._schedule.push_waits
         assert together or not own, "a shard waits, and others do not know it"
         waited[own] += together
 
-    def noted_draw(window: Window, ordinals: list[int]) -> None:
-        begun[window._schedule.push_waits] += 1
-        draw(window, ordinals)
+    def noted_draw(producer: Producer, ordinals: list[int]) -> None:
+        begun[producer._schedule.push_waits] += 1
+        draw(producer, ordinals)
 
-    monkeypatch.setattr(Window, "_look", noted_look)
-    monkeypatch.setattr(Window, "_draw", noted_draw)
+    monkeypatch.setattr(Producer, "_look", noted_look)
+    monkeypatch.setattr(Producer, "_draw", noted_draw)
     for seed in range(6):
         job = replace(JOB, judges=0, steps=6, deterministic=deterministic)
         run_virtual(simulate(job, tmp_path / str(seed), Faults(seed), program(1, 2, "wait")))

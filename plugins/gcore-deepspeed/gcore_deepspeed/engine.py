@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from gcore_language.bed import Bed, held_bytes
 from gcore_language.context.policy import SharedPolicy, SharedValueModel
 from gcore_language.context.sharing import make_sharing
 from gcore_language.device_clock import DeviceClock
@@ -39,6 +38,7 @@ from gcore_language.models import (
     load_value_model,
     save_model,
 )
+from gcore_language.offload import Offload, held_bytes
 from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
 from gcore_language.prompts import copy_other_files, load_tokenizer
@@ -156,7 +156,7 @@ class DeepSpeedEngine:
                 self._reference = self._open_reference()
             elif config.lora.path:
                 self._keep_start()
-        self.bed = Bed(context.role, context.rank, context.directory)
+        self.offload = Offload(context.role, context.rank, context.directory)
 
     def _check_settings(self) -> dict[str, Any]:
         """Returns DeepSpeed's configuration.
@@ -353,7 +353,7 @@ class DeepSpeedEngine:
     def logprobs(
         self, batches: Sequence[Batch | None], model: Literal["policy", "reference"]
     ) -> Sequence[Tensor | None]:
-        self.bed.check_awake()
+        self.offload.check_awake()
         if model == "reference" and self._adapters is not None and self._reference is None:
             with self._adapters.at_start():
                 start: Sequence[Tensor | None] = self.logprobs(batches, "policy")
@@ -375,7 +375,7 @@ class DeepSpeedEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
-        self.bed.check_awake()
+        self.offload.check_awake()
         for batch in batches:
             logp, entropies = self._forward(self._engine, batch, entropy, ids)
             value = logp.sum() * 0.0 if batch is None else loss(batch, logp, entropies)
@@ -384,7 +384,7 @@ class DeepSpeedEngine:
                 self._engine.backward(value * self.ranks.count)
 
     def update(self, rate: float, clip: float) -> float:
-        self.bed.check_awake()
+        self.offload.check_awake()
         zero = self._engine.optimizer
         zero.clip_grad = clip
         for group in zero.param_groups:
@@ -396,7 +396,7 @@ class DeepSpeedEngine:
 
     def discard(self) -> None:
         """See ``TrainingEngine.discard``; asleep there are no gradients."""
-        if self.bed.asleep:
+        if self.offload.asleep:
             return
         discard_gradient(self._engine.optimizer, self._config.stage)
 
@@ -414,7 +414,7 @@ class DeepSpeedEngine:
 
         With stage 3 a bucket of them is gathered at a time, and all ranks must iterate.
         """
-        self.bed.check_awake()
+        self.offload.check_awake()
         pairs = list(zip(self._specs, self._exported.values(), strict=True))
         for bucket in buckets(pairs, self._config.bucket_elements):
             halves = [self._halves(spec.name) for spec, _ in bucket]
@@ -437,7 +437,7 @@ class DeepSpeedEngine:
 
     def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
-        self.bed.check_awake()
+        self.offload.check_awake()
         for spec, tensor in zip(self._adapter_specs, self._tensors.values(), strict=True):
             with self._gathered([tensor]):
                 yield spec, tensor
@@ -455,7 +455,7 @@ class DeepSpeedEngine:
             )
 
     def save(self, directory: Path, numbers: dict[str, Any]) -> None:
-        self.bed.check_awake()
+        self.offload.check_awake()
         if self._adapters is not None and self.ranks.rank == 0:  # which writes them
             numbers = {**numbers, NUMBERS: self._adapters.numbers()}
         if self._config.checkpoint == "universal":
@@ -464,7 +464,7 @@ class DeepSpeedEngine:
             save_whole(self._optimizer, directory, numbers, self.ranks)
 
     def load(self, directory: Path) -> dict[str, Any]:
-        self.bed.check_awake()
+        self.offload.check_awake()
         if self.ranks.rank == 0:
             check_numbers(read_numbers(directory)[1], self._adapters, directory)
         numbers = load_state(self._engine, self._optimizer, directory)
@@ -517,15 +517,15 @@ class DeepSpeedEngine:
     def sleep(self) -> None:
         """See ``SleepsInRollout.sleep``."""
         self.discard()
-        self.bed.sleep(self._here(self._kept()), scratch=self._here(self._scratch()))
+        self.offload.sleep(self._here(self._kept()), scratch=self._here(self._scratch()))
         return_free_pages()
 
     def wake(self) -> None:
         """See ``SleepsInRollout.wake``."""
-        self.bed.wake()
+        self.offload.wake()
 
     def close(self) -> None:
-        self.bed.close()
+        self.offload.close()
         for engine in (self._reference, self._engine):
             if hasattr(engine, "destroy"):
                 engine.destroy()

@@ -5,7 +5,7 @@ model.
 from __future__ import annotations
 
 from gcore_language.adapter_push import PushesAdapter
-from gcore_language.resting import RestsInRollout
+from gcore_language.offload import OffloadsInRollout
 from gcore_language.training import LanguageTrainer
 from gcore_language.value_training import ValueTraining
 from gcore_language.values import trains_values
@@ -15,7 +15,7 @@ from gcore_deepspeed.config import DeepSpeedTrainerConfig
 from gcore_deepspeed.engine import DeepSpeedEngine
 
 
-class DeepSpeedTrainer(PushesAdapter, RestsInRollout, LanguageTrainer):
+class DeepSpeedTrainer(PushesAdapter, OffloadsInRollout, LanguageTrainer):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     _engine: DeepSpeedEngine  # all bases have one, each with the methods that it calls

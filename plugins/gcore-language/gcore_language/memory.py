@@ -366,7 +366,7 @@ def in_every_phase(
 
 
 def asleep_trainer(held: Iterable[MemoryNeed], worker: WorkerShape) -> MemoryNeed:
-    """Returns what a trainer's rank keeps in memory while it sleeps; see ``gcore_language.bed``.
+    """Returns what a trainer's rank keeps in memory while it sleeps; see ``Offload``.
 
     held: what it holds awake. What it holds in a rollout is kept, without gradients.
     """

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from gcore_language.bed import Bed, held_bytes
 from gcore_language.device_clock import DeviceClock
 from gcore_language.host_memory import return_free_pages
 from gcore_language.model_files import open_model_files
 from gcore_language.models import DTYPES, choose_device
+from gcore_language.offload import Offload, held_bytes
 from gcore_language.packing import Batch, Layout, stand_in
 from gcore_language.policy import Entropy
 from gcore_language.pretrained import read_hf_config
@@ -144,7 +144,7 @@ class MegatronEngine:
         self._model.config.finalize_model_grads_func = self._finalize
         if config.overlap_grad_reduce:
             self._model.config.no_sync_func = self._replicated.no_sync
-        self.bed = Bed(context.role, context.rank, context.directory)
+        self.offload = Offload(context.role, context.rank, context.directory)
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class MegatronEngine:
 
         The last pipeline stage computes the log-probs and sends them to the other stages.
         """
-        self.bed.check_awake()
+        self.offload.check_awake()
         present = self._passes(batches)
         if not present:
             return [None] * len(batches)
@@ -295,7 +295,7 @@ class MegatronEngine:
     def _accumulate(
         self, batches: Sequence[Batch | None], loss: LossOf, entropy: Entropy, ids: str = ""
     ) -> None:
-        self.bed.check_awake()
+        self.offload.check_awake()
         passes = self._passes(batches) or [self._stand_in]
         if self._router_books is not None:
             self._router_books.begin(batches, lambda: self._run(passes, None, "metric"))
@@ -413,7 +413,7 @@ class MegatronEngine:
 
     def update(self, rate: float, clip: float) -> float:
         """See ``TrainingEngine``."""
-        self.bed.check_awake()
+        self.offload.check_awake()
         optimizer = self._optimizer
         # set in every update, because a loaded state brings its own settings
         for group in optimizer.param_groups:
@@ -433,7 +433,7 @@ class MegatronEngine:
 
     def discard(self) -> None:
         """See ``TrainingEngine``; asleep there are no gradients."""
-        if self.bed.asleep:
+        if self.offload.asleep:
             return
         self._replicated.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -449,7 +449,7 @@ class MegatronEngine:
         ]
 
     def _gathered(self) -> Iterator[tuple[convert.Piece, Tensor | None]]:
-        self.bed.check_awake()
+        self.offload.check_awake()
         like = next(iter(self._parameters.values()))
         pieces: Iterator[tuple[convert.Piece, Tensor | None]] = convert.gather(
             self._pieces, self._parameters.__getitem__, like
@@ -469,7 +469,7 @@ class MegatronEngine:
 
         Every rank calls this, and then ``wait`` of what it returns.
         """
-        self.bed.check_awake()
+        self.offload.check_awake()
         if self._config.checkpoint == "whole":
             return save_whole(directory, self._pieces, self._state, numbers, self.ranks)
         return begin_save(
@@ -486,7 +486,7 @@ class MegatronEngine:
         self.begin_save(directory, numbers).wait()
 
     def load(self, directory: Path) -> dict[str, Any]:
-        self.bed.check_awake()
+        self.offload.check_awake()
         if is_distributed(directory):
             return load_state(directory, self._model, self._optimizer)
         return load_whole(directory, self._pieces, self._state)
@@ -537,15 +537,15 @@ class MegatronEngine:
         """
         self.discard()
         parallel_state.get_global_memory_buffer().buffer.clear()  # what only a pass needs
-        self.bed.sleep(self._kept(), scratch=self._gradient_buffers())
+        self.offload.sleep(self._kept(), scratch=self._gradient_buffers())
         return_free_pages()
 
     def wake(self) -> None:
         """See ``SleepsInRollout.wake``."""
-        self.bed.wake()
+        self.offload.wake()
 
     def close(self) -> None:
-        self.bed.close()
+        self.offload.close()
         # Megatron's hooks on gradients refer to this module from torch's C++ objects, where no
         # garbage collector sees it. What it holds, process groups with polling threads among them,
         # would stay as long as this process lives.
@@ -562,9 +562,10 @@ def _silent(device: torch.device) -> Batch:
 
 
 def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
-    if context.ranks % config.replica_slots():
+    replica_slots = config.traits().replica_slots
+    if context.ranks % replica_slots:
         raise ConfigError(
-            f"{context.ranks} slots cannot be divided into replicas of {config.replica_slots()}.",
+            f"{context.ranks} slots cannot be divided into replicas of {replica_slots}.",
             where=f"roles.{context.role}.slots",
             why="A replica takes tensor_parallel x pipeline_parallel x context_parallel slots.",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gcore_language.resting import RestsInRollout
+from gcore_language.offload import OffloadsInRollout
 from gcore_language.saving import SavingTrainer
 from gcore_language.training_experts import TrainsExperts
 from gcore_language.value_training import ValueTraining
@@ -13,7 +13,7 @@ from gcore_megatron.config import MegatronTrainerConfig
 from gcore_megatron.engine import MegatronEngine
 
 
-class MegatronTrainer(RestsInRollout, TrainsExperts, SavingTrainer):
+class MegatronTrainer(OffloadsInRollout, TrainsExperts, SavingTrainer):
     """One rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     _engine: MegatronEngine  # both bases have one, each with the methods that it calls

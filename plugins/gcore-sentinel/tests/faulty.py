@@ -21,7 +21,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.providers import GeneratorProvider
 from gcore_core.contract.records import Header, WeightPlan
-from gcore_core.kits.programs import Window
+from gcore_core.kits.programs import Producer
 
 FIRST = 3
 """The version of the weights from which on faults of weights and rewards are there."""
@@ -83,9 +83,9 @@ class Faulty(TorchGenerator):
 
 
 def join_rewards_to_the_row_beside() -> None:
-    taken = Window._groups_taken
+    taken = Producer._groups_taken
 
-    def planted(self: Window, *arguments: Any) -> list[list[Header]]:
+    def planted(self: Producer, *arguments: Any) -> list[list[Header]]:
         groups = taken(self, *arguments)
         headers = [header for group in groups for header in group]
         if headers and headers[0].versions[0] >= FIRST:
@@ -94,7 +94,7 @@ def join_rewards_to_the_row_beside() -> None:
                 header.rewards = other
         return groups
 
-    Window._groups_taken = planted  # type: ignore[method-assign]
+    Producer._groups_taken = planted  # type: ignore[method-assign]
 
 
 if os.environ.get(BESIDE):

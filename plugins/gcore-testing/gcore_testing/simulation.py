@@ -564,7 +564,7 @@ async def _serve_supervisor(
 
 def _witness(controller: StepProgram, outcome: Outcome) -> None:
     """Records the verdicts that every step commits, in ``outcome.verdicts``."""
-    ledger = controller.window._ledger
+    ledger = controller.producer._ledger
     steps = itertools.count()
     commit = ledger.commit
 

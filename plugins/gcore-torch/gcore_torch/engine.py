@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gcore_language.alignment import align
-from gcore_language.bed import Bed, held_bytes
 from gcore_language.context.sharing import make_sharing
 from gcore_language.cuts import cut_twice, rows_of_rank
 from gcore_language.device_clock import DeviceClock
@@ -40,6 +39,7 @@ from gcore_language.models import (
     save_model,
     to_host,
 )
+from gcore_language.offload import Offload, held_bytes
 from gcore_language.own_rows import OwnRows
 from gcore_language.packing import Batch, Sample, stand_in
 from gcore_language.policy import Entropy, Policy, check_layouts
@@ -137,7 +137,7 @@ class TorchEngine:
         self._names = expert_names(model.config)
         self._router_books = self._open_books()
         self.staging = Staging()
-        self.bed = Bed(context.role, context.rank, context.directory)
+        self.offload = Offload(context.role, context.rank, context.directory)
         return_free_pages()
 
     def _open(self, path: str, lora: LoraSettings | None = None) -> Policy:
@@ -387,7 +387,7 @@ class TorchEngine:
         ids: the column of tokens whose log-probs are wanted too, see ``Policy.forward``.
         """
         self._context.progress()
-        self.bed.check_awake()
+        self.offload.check_awake()
         tokens = batch.columns[ids] if batch is not None and ids else None
         with self._autocast(), self.clock.running():
             parts: tuple[Tensor, Tensor | None] = policy(
@@ -526,7 +526,7 @@ class TorchEngine:
 
     def _whole(self) -> Iterator[Tensor]:
         """Yields every tensor of the whole weights, in the order of ``weight_specs``."""
-        self.bed.check_awake()
+        self.offload.check_awake()
         if self._adapters is None:
             whole = ((name, full(tensor)) for name, tensor in self._pushed().items())
         else:
@@ -564,7 +564,7 @@ class TorchEngine:
 
     def whole_adapter(self) -> Iterator[tuple[TensorSpec, Tensor]]:
         """See ``gcore_language.adapter_push.AdapterEngine``."""
-        self.bed.check_awake()
+        self.offload.check_awake()
         for spec in self.adapter_specs():
             yield spec, full(self._tensors[spec.name])
 
@@ -599,7 +599,7 @@ class TorchEngine:
 
         The keys are those of ``state_files``. Of replicas the first one saves.
         """
-        self.bed.check_awake()
+        self.offload.check_awake()
         if self._mesh is not None and not self._mesh.is_first_replica:
             return {}
         local: dict[str, Tensor | None] = {}
@@ -625,7 +625,7 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, directory: Path) -> dict[str, Any]:
         """See ``TrainingEngine.load``. Returns the numbers that were saved."""
-        self.bed.check_awake()
+        self.offload.check_awake()
         self.staging.wait()
         numbers = load_numbers(directory)
         if self.ranks.rank == 0:
@@ -683,13 +683,13 @@ class TorchEngine:
         for policy in (self._policy, self._reference):
             if policy is not None:
                 free_gathered(policy)
-        self.bed.sleep(self._kept())
+        self.offload.sleep(self._kept())
         return_free_pages()
 
     def wake(self) -> None:
         """See ``SleepsInRollout.wake``."""
-        self.bed.wake()
+        self.offload.wake()
 
     def close(self) -> None:
-        self.bed.close()
+        self.offload.close()
         self.ranks.close()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import xxhash
-from gcore_language.bed import Bed, bytes_of
+from gcore_language.offload import Offload, bytes_of
 from gcore_language.weights import to_bytes
 from torch import Tensor
 
@@ -90,7 +90,7 @@ class SleepingWeights:
         self._hashes: dict[str, int] = {}
         # name -> shape and dtype (a tensor on "meta") of weights that were discarded on a CPU
         self._copies: dict[str, Tensor] = {}
-        self._bed = Bed(role, 0, "")  # for an accelerator's weights
+        self._offload = Offload(role, 0, "")  # for an accelerator's weights
 
     def fingerprint(self) -> dict[str, int]:
         """Returns name -> xxh3-64 of the tensor's bytes."""
@@ -126,7 +126,7 @@ class SleepingWeights:
             self._version = version
             self._hashes = self._digests()
         if self._on_device:
-            self._bed.sleep(self._tensors.values(), drop=self._discard)
+            self._offload.sleep(self._tensors.values(), drop=self._discard)
         elif self._discard:
             for name, tensor in self._tensors.items():
                 self._copies[name] = torch.empty_like(tensor, device="meta")
@@ -140,7 +140,7 @@ class SleepingWeights:
         """
         if not self.asleep:
             return
-        self._bed.wake()
+        self._offload.wake()
         for name, copy in self._copies.items():
             tensor = self._tensors[name]
             tensor.data = torch.empty_like(copy, device=tensor.device)

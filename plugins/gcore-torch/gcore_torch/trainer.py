@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gcore_language.adapter_push import PushesAdapter
 from gcore_language.device_push import PushesFromDevice
-from gcore_language.resting import RestsInRollout
+from gcore_language.offload import OffloadsInRollout
 from gcore_language.saving import SavingTrainer
 from gcore_language.shared_values import SharedValues
 from gcore_language.training_experts import TrainsExperts
@@ -16,7 +16,9 @@ from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.engine import TorchEngine
 
 
-class TorchTrainer(PushesAdapter, PushesFromDevice, RestsInRollout, TrainsExperts, SavingTrainer):
+class TorchTrainer(
+    PushesAdapter, PushesFromDevice, OffloadsInRollout, TrainsExperts, SavingTrainer
+):
     """One data-parallel rank of a policy; see ``gcore_core.contract.trainer.Trainer``."""
 
     _engine: TorchEngine  # all bases have one, each with the methods that it calls

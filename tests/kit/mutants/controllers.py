@@ -121,14 +121,14 @@ class LosesASample(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            take = self.window.take
+            take = self.producer.take
 
             async def fewer(step: int) -> Any:
                 taken = await take(step)
                 groups: list[list[Header]] = [group[:-1] for group in taken.groups]
                 return replace(taken, groups=groups)
 
-            self.window.take = fewer  # type: ignore[method-assign]
+            self.producer.take = fewer  # type: ignore[method-assign]
 
 
 class TrainsAgainOnTheStepBefore(CleanController):
@@ -143,7 +143,7 @@ class TrainsAgainOnTheStepBefore(CleanController):
     class Program(SynchronousController):
         def __init__(self, config: SyncConfig, context: ControllerContext) -> None:
             super().__init__(config, context)
-            take = self.window.take
+            take = self.producer.take
             before: list[list[Header]] = []
 
             async def more(step: int) -> Any:
@@ -152,7 +152,7 @@ class TrainsAgainOnTheStepBefore(CleanController):
                 before[:] = taken.groups[:1]
                 return replace(taken, groups=groups, oldest=step - 1)
 
-            self.window.take = more  # type: ignore[method-assign]
+            self.producer.take = more  # type: ignore[method-assign]
 
 
 class PublishesEveryVersionTwice(CleanController):

@@ -160,7 +160,7 @@ def _taken(scene: Scene, change: Callable[[list[list[Any]]], None]) -> None:
 
         return planted
 
-    scene.wrap("gcore_core.controllers.generation.window:Window._groups_taken", make)
+    scene.wrap("gcore_core.controllers.generation.producer:Producer._groups_taken", make)
 
 
 def _rewards_of_the_row_beside(groups: list[list[Any]]) -> None:

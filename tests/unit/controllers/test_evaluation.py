@@ -17,7 +17,7 @@ from gcore_core.contract.records import (
     RecordScore,
 )
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.evaluation import Evaluated, Evaluation
+from gcore_core.controllers.evaluation import Evaluated, RewardEvaluation
 from gcore_core.controllers.generation import Round
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.reporting import Reporting, ShardReport
@@ -51,7 +51,7 @@ async def evaluated(shard: int, shards: int) -> Evaluated:
         run=SimpleNamespace(steps=9, seed=0),
     )
     context = cast(ControllerContext, SimpleNamespace(facts=facts))
-    evaluation = Evaluation(context, cast(Any, None))
+    evaluation = RewardEvaluation(context, cast(Any, None))
     evaluation._drawing = cast(Any, Drawn())
     found = await evaluation.at(0, False)
     assert found is not None

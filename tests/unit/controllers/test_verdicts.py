@@ -26,6 +26,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.generation.ahead import Ahead
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.producer import Producer
 from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Schedule
 from gcore_core.controllers.generation.verdicts import (
     LeftOut,
@@ -33,7 +34,6 @@ from gcore_core.controllers.generation.verdicts import (
     too_many_failures,
     verdict_on,
 )
-from gcore_core.controllers.generation.window import Window
 
 
 def header(sample: int, reason: str = "", **statuses: str) -> Header:
@@ -206,5 +206,5 @@ def fail(schedule: Schedule, groups: int) -> None:
     for ordinal in range(groups):
         schedule.look(0, 0, [GroupReport(ordinal, False, True, 0, 0.0, 0.0)])
         if ordinal < groups - 1:
-            Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]
-    Window._raise_if_too_many_failed(window)  # type: ignore[arg-type]
+            Producer._raise_if_too_many_failed(window)  # type: ignore[arg-type]
+    Producer._raise_if_too_many_failed(window)  # type: ignore[arg-type]

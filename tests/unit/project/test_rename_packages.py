@@ -95,7 +95,7 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
     [
         (
             "from gcore_core.controllers.window import (\n    Ahead,\n    Window as W,\n)\n",
-            "from gcore_core.kits.programs import Ahead, Window as W\n",
+            "from gcore_core.kits.programs import Ahead, Producer as W\n",
         ),
         (
             "from gcore_core.controllers.context import ControllerContext  # noqa: F401\n",
@@ -103,7 +103,7 @@ def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:
         ),
         (
             "from gcore_core.controllers.window import Window, Taken\n",
-            "from gcore_core.kits.programs import Window, StepBatch as Taken\n",
+            "from gcore_core.kits.programs import Producer as Window, StepBatch as Taken\n",
         ),
         (
             "from gcore_core.controllers.window.schedule import Told as Report\n",
@@ -130,7 +130,7 @@ PRIVATE = "gcore_core.controllers is not public any more; use gcore_core.kits.pr
         ),
         (
             "from gcore_core.controllers.window import Window, Drawing",
-            "from gcore_core.kits.programs import Window\n"
+            "from gcore_core.kits.programs import Producer as Window\n"
             "from gcore_core.controllers.window import Drawing",
             [(2, PRIVATE)],
         ),

@@ -10,7 +10,7 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, TRUNCATED, UNSAMPLED, Header, Prompt
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.generation.dispatch import Round, check_repeats, check_versions
-from gcore_core.workers.duplicate_samples import check_twins
+from gcore_core.workers.duplicate_samples import check_duplicates
 from gcore_core.workers.suspicious_endings import EndReasons
 
 END = 2
@@ -36,7 +36,7 @@ def records(groups: int, *, equal: int, logp: float, actions: int = 12) -> list[
 
 def test_equal_samples_of_unlikely_answers_are_refused() -> None:
     with pytest.raises(RecordMismatch, match=r"records 0/1 and 0/2 are equal.*\n.*in 4 of 8 gr"):
-        check_twins(records(8, equal=4, logp=-3.0), "step 0")
+        check_duplicates(records(8, equal=4, logp=-3.0), "step 0")
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_equal_samples_of_unlikely_answers_are_refused() -> None:
     ],
 )
 def test_equal_samples_that_chance_may_give_pass(equal: int, logp: float) -> None:
-    check_twins(records(8, equal=equal, logp=logp), "step 0")
+    check_duplicates(records(8, equal=equal, logp=logp), "step 0")
     masked = records(8, equal=8, logp=-3.0)
     for record in masked:
         record.columns["action_mask"][1:] = 0  # what a tool has said may well be equal
-    check_twins(masked, "step 0")
+    check_duplicates(masked, "step 0")
 
 
 def answer(ids: list[int], status: str = FINISHED, reason: str = "") -> Finished:

@@ -1,4 +1,4 @@
-"""Where the bytes of tensors lie while a worker sleeps: see gcore_language.bed."""
+"""Tests where the bytes of tensors lie while a worker sleeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gcore_language.bed import Bed, held_bytes
+from gcore_language.offload import Offload, held_bytes
 
 from gcore_core.contract.errors import ContractError, PlacementError
 
@@ -18,19 +18,19 @@ MANY = 1 << 20
 
 def test_memory_is_given_back_and_every_view_is_whole_again(tmp_path: Path) -> None:
     """Also of a tensor that numpy looks at, whose storage nobody could empty."""
-    bed = Bed("policy", 0, str(tmp_path))
+    offload = Offload("policy", 0, str(tmp_path))
     tensor = torch.arange(MANY, dtype=torch.float32)
     rows, array = tensor[100:200], tensor.numpy()
     expected = tensor.clone()
     awake = held_bytes([tensor])
-    bed.sleep([tensor, rows])
+    offload.sleep([tensor, rows])
     with pytest.raises(ContractError, match="sleeps"):
-        bed.check_awake()
+        offload.check_awake()
     assert awake > 4 * MANY
     assert held_bytes([tensor]) <= 2 * 4096
     assert [file.stat().st_size for file in tmp_path.iterdir()] == [4 * MANY]
-    bed.wake()
-    bed.check_awake()
+    offload.wake()
+    offload.check_awake()
     assert torch.equal(tensor, expected)
     assert torch.equal(rows, expected[100:200])
     assert array[-1] == MANY - 1
@@ -41,7 +41,7 @@ def test_memory_is_given_back_and_every_view_is_whole_again(tmp_path: Path) -> N
 def test_files_in_memory_are_refused() -> None:
     tensor = torch.ones(MANY)
     with pytest.raises(PlacementError, match="whose files are memory too"):
-        Bed("policy", 0, "/dev/shm").sleep([tensor])
+        Offload("policy", 0, "/dev/shm").sleep([tensor])
     assert bool((tensor == 1).all())
 
 
@@ -53,10 +53,10 @@ def test_a_disk_without_room_is_refused_before_anything_is_moved(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     tensor = torch.ones(MANY)
-    bed = Bed("policy", 0, str(tmp_path))
+    offload = Offload("policy", 0, str(tmp_path))
     with pytest.raises(PlacementError, match="No space left"):
-        bed.sleep([tensor])
-    bed.check_awake()
+        offload.sleep([tensor])
+    offload.check_awake()
     assert bool((tensor == 1).all())
     assert not list(tmp_path.iterdir())
 
@@ -65,14 +65,14 @@ def test_bytes_that_nobody_needs_go_to_no_file_and_are_zeros_after_the_wake(tmp_
     """What a tensor to keep lies in is kept, although something to be written anew lies there
     too.
     """
-    bed = Bed("policy", 0, str(tmp_path))
+    offload = Offload("policy", 0, str(tmp_path))
     kept, scratch = torch.ones(MANY), torch.ones(2 * MANY)
     view = scratch[100:200]
     address = scratch.data_ptr()
-    bed.sleep([kept], scratch=[scratch, kept[:10]])
+    offload.sleep([kept], scratch=[scratch, kept[:10]])
     assert held_bytes([kept, scratch]) <= 4 * 4096
     assert [file.stat().st_size for file in tmp_path.iterdir()] == [4 * MANY]
-    bed.wake()
+    offload.wake()
     assert bool((kept == 1).all())
     assert not scratch.any()
     view += 1

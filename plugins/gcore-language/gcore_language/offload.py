@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,10 +26,10 @@ from gcore_language.pinned import pinned_bytes
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-class Bed:
-    """Where a rank's tensors are while it sleeps.
+class Offload:
+    """Holds a rank's tensors while it sleeps.
 
-    asleep: whether they are there.
+    asleep: whether it does.
 
     role, rank: whose they are.
     directory: of the run, for the file; "" refuses to sleep on a CPU.
@@ -257,3 +258,34 @@ def _file_system(directory: Path) -> str:
 def _wait_for_devices() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+class OffloadedEngine(Protocol):
+    """Is an engine whose tensors ``Offload`` can hold for a while."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of this rank's weights, optimizer and reference, as they are held now."""
+
+    def sleep(self) -> None:
+        """See ``SleepsInRollout.sleep``."""
+
+    def wake(self) -> None:
+        """See ``SleepsInRollout.wake``."""
+
+
+class OffloadsInRollout:
+    """Lets a trainer sleep in the rollout: ``gcore_core.contract.trainer.SleepsInRollout``."""
+
+    _engine: OffloadedEngine
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights, optimizer and reference, as they are held now."""
+        return self._engine.memory_bytes
+
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        self._engine.wake()

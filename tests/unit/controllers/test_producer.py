@@ -18,12 +18,12 @@ class TakesOne(SynchronousController):
 
     async def run(self) -> None:
         await self.publishing.publish(0, 0)
-        taken = await self.window.take(0)
+        taken = await self.producer.take(0)
         assert [group[0].ordinal for group in taken.groups] == [0, 1, 2, 3]
         assert (taken.next_ordinal, taken.oldest, taken.carried) == (4, 1, [])
-        assert self.window.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
-        assert set(self.window.commit(taken)) == {0, 1, 2, 3}
-        assert self.window.state() == taken.state
+        assert self.producer.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
+        assert set(self.producer.commit(taken)) == {0, 1, 2, 3}
+        assert self.producer.state() == taken.state
 
 
 def test_a_step_that_is_taken_counts_when_it_is_committed(tmp_path: Path) -> None:

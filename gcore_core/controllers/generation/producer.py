@@ -42,7 +42,7 @@ TICK_SHARE = 0.05
 IDLE_TICK_S = 1.0
 
 
-class Look(msgspec.Struct, array_like=True):
+class ShardProgress(msgspec.Struct, array_like=True):
     """Holds what a shard says at a look.
 
     version: of the weights that it has seen published.
@@ -90,11 +90,11 @@ class StepBatch:
     digests: dict[str, int] = field(default_factory=dict)
 
 
-class Window:
+class Producer:
     """Produces this shard's part of the groups that steps train on.
 
     For each step, in order: ``take`` its groups, train on them, ``commit``. All shards call the
-    same in the same order. The window's agreements are in a scope of their own, so they need no
+    same in the same order. The producer's agreements are in a scope of their own, so they need no
     order with those of training.
 
     Which groups are begun when, and which a step takes, is for the schedule to decide. Every shard
@@ -240,7 +240,7 @@ class Window:
 
         There are none where production does not run on.
 
-        The window's are as of ``seal``.
+        Those that begin with ``window/`` are as of ``seal``.
         """
         return self._metrics
 
@@ -257,7 +257,7 @@ class Window:
             try:
                 while (membership := self._schedule.take()) is None:
                     self._begin_groups()
-                    await self._rest()
+                    await self._pause()
                     await self._look()
             finally:
                 for draw in self._draws:
@@ -277,7 +277,7 @@ class Window:
         return taken
 
     async def _run(self) -> None:
-        """Looks, closes a step, begins groups and rests, over and over, until it is cancelled.
+        """Looks, closes a step, begins groups and pauses, over and over, until it is cancelled.
 
         Raises what failed in drawing, and TrainingError when too many groups cannot be used.
         """
@@ -288,7 +288,7 @@ class Window:
                 self._has_taken.set()
             self._begin_groups()
             self._note_quiet()
-            await self._rest()
+            await self._pause()
 
     async def _look(self) -> None:
         """Has all shards tell what has ended, and which version and step each is at."""
@@ -296,9 +296,9 @@ class Window:
         self._settle_complete()
         told = [_told(one) for one in self._latest]
         drawn = self._ledger.drawn
-        own = Look(self._version, self._wanted, told, self._push_waits, drawn)
+        own = ShardProgress(self._version, self._wanted, told, self._push_waits, drawn)
         payloads = await self._tell(msgspec.msgpack.encode(own))
-        looks = [msgspec.msgpack.decode(payload, type=Look) for payload in payloads]
+        looks = [msgspec.msgpack.decode(payload, type=ShardProgress) for payload in payloads]
         version = min(look.version for look in looks)
         wanted = min(look.wanted for look in looks)
         push_waits = any(look.push_waits for look in looks)
@@ -390,14 +390,14 @@ class Window:
         self._numbers += 1
         return self._numbers - 1
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         """Waits until it is worth while to look; raises what failed in drawing.
 
         A look waits for the slowest shard. A shard that has drawn everything, or that is further
         than others, has nothing else to wait for and goes to the next look at once.
         """
         if not self._schedule.runs_on:
-            await self._rest_in_step()
+            await self._pause_in_step()
         elif not (self._schedule.in_flight and not self._draws) and not self._is_behind():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_s()):
@@ -405,7 +405,7 @@ class Window:
         if self._failed is not None:
             raise self._failed
 
-    async def _rest_in_step(self) -> None:
+    async def _pause_in_step(self) -> None:
         if self._draws:
             # Two cases without a time limit: a run that is to repeat issues nothing before
             # everything is there, and in turns the shards must stay together.
