@@ -71,6 +71,7 @@ NAMES = {
         for old, new in MODULES.items()
         if old.startswith("gcore_core.kits.")
     },
+    "gcore_core.contract.json_values": {"repeated_key": "gcore_core.contract.rows"},
     "gcore_core.kits.launching": LAUNCHING,
     "gcore_core.kits.machines": {"MachinesConfig": "gcore_nodes.machines_config"},
 }
