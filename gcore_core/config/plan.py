@@ -44,6 +44,7 @@ from gcore_core.config import (
     schema,
     yaml_source,
 )
+from gcore_core.config.column_checks import given_columns
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
@@ -164,12 +165,6 @@ def trained_roles(plan: Plan) -> list[str]:
     return [*learners, POLICY]
 
 
-def is_of_actions(plan: Plan) -> bool:
-    """Returns whether the job's advantage is computed for each action, on ranks."""
-    chosen = plan.provided.get("advantage")
-    return chosen is not None and getattr(chosen.spec, "level", "") == "action"
-
-
 def load_plan(
     file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
 ) -> Plan:
@@ -181,8 +176,8 @@ def load_plan(
     installed: the plugins that there are; None: they are looked for.
     """
     plan = read_plan(file, overrides, installed)
-    problems = checks.problems_of(plan, plan.plugins) + plan.plugins.check(plan.config, plan)
-    checks.refuse(problems, plan.source)
+    problems = checks.problems_of(plan, _role_descriptions(plan.plugins))
+    checks.refuse(problems + plan.plugins.check(plan.config, plan), plan.source)
     return plan
 
 
@@ -312,10 +307,16 @@ def _given_columns(
 ) -> dict[str, tuple[ColumnSpec, ...]]:
     """Returns role of this run -> the per-action columns that it gives under its settings."""
     return {
-        role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
-        for role, item in _roles(plugins).items()
-        if role in settings.roles and isinstance(item.spec, RoleProvider)
+        role: given_columns(description, objects.get(f"roles.{role}"))
+        for role, description in _role_descriptions(plugins).items()
+        if role in settings.roles
     }
+
+
+def _role_descriptions(plugins: Plugins) -> dict[str, RoleProvider]:
+    """Returns name -> description of every role that a loaded plugin offers."""
+    specs = {name: item.spec for name, item in _roles(plugins).items()}
+    return {name: spec for name, spec in specs.items() if isinstance(spec, RoleProvider)}
 
 
 def _lock(plugins: Plugins) -> tuple[dict[str, str], ...]:

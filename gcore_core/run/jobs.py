@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.plan import Plan, is_of_actions, trained_roles
+from gcore_core.config.column_checks import is_of_actions
+from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Launcher, Site
@@ -276,7 +277,7 @@ def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
     own = f"roles.{role}.objective"
     chosen = _chosen_factories(job, own if own in job.plan.provided else "objective", "advantage")
     made = {path.rpartition(".")[2]: spec for path, spec in chosen.items()}
-    if not is_of_actions(job.plan):
+    if not is_of_actions(job.plan.provided):
         made.pop("advantage", None)
     return made
 
