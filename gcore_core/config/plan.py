@@ -580,25 +580,24 @@ def _require(
 
     parts: the parts of a job that the step program needs.
     """
-    left_out = _left_out(core, parts)
+    unneeded = PARTS - parts
+    unset = ("", MISSING)
     absent = [] if user.get("data") else ["data"]
     absent += [
         f"{path}.use"
         for path in schema.KIND_AT
-        if (_get(core, path) or {}).get("use") == MISSING and path not in left_out
+        if (_get(core, path) or {}).get("use") in unset and path not in unneeded
     ]
     required_roles = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
     absent += [f"roles.{name}" for name in required_roles if name not in core["roles"]]
     for section in schema.NAMED:
         absent += [
-            f"{section}.{name}.use"
-            for name, node in core[section].items()
-            if node["use"] == MISSING
+            f"{section}.{name}.use" for name, node in core[section].items() if node["use"] in unset
         ]
     absent += [
         f"roles.{name}.objective.use"
         for name, node in core["roles"].items()
-        if (node.get("objective") or {}).get("use") == MISSING
+        if (node.get("objective") or {}).get("use") in unset
     ]
     if not core["rewards"] and "rewards" in parts:
         absent.append("rewards.<name>")

@@ -260,7 +260,8 @@ def _text(file: Path) -> str:
             why=f"looked in {Path.cwd()}",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot be read as text: {reason}.", where=str(file)) from error
 
 
 def _override(override: str) -> tuple[str, Any, Any, Word | None]:
