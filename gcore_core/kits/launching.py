@@ -46,6 +46,7 @@ from gcore_core.node.spawn import (
     spawn_process,
 )
 from gcore_core.node.worker import Worker
+from gcore_core.runtime.files import SHARED_MEMORY
 from gcore_core.runtime.main_thread import in_main_thread
 from gcore_core.runtime.messages import (
     Message,
@@ -55,7 +56,6 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.shared_memory import SHARED_MEMORY
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineView

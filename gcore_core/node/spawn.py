@@ -30,7 +30,7 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.node.inherited import reset_signals
-from gcore_core.runtime.shared_memory import STREAMED_BYTES
+from gcore_core.runtime.files import STREAMED_BYTES
 from gcore_core.wire.framing import framed, receive
 from gcore_core.wire.service import decoded
 
