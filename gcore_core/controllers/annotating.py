@@ -15,7 +15,6 @@ import msgspec
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.runtime.messages import (
     ANNOTATE,
     ANNOTATE_RANKS,
@@ -27,6 +26,7 @@ from gcore_core.runtime.messages import (
     ReleaseSteps,
     TrainItem,
 )
+from gcore_core.runtime.relay import ask_ranks
 from gcore_core.wire.retry import insist
 
 Key = tuple[int, int]  # (ordinal, sample) of a record

@@ -27,7 +27,7 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import sleep_trainers
+from gcore_core.controllers.placement.sleepers import sleep_trainers
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PLACE_WEIGHTS,

@@ -16,7 +16,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, RewardEvaluation
 from gcore_core.controllers.generation import InStep, Producer, Schedule, StepBatch
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import sleep_trainers
+from gcore_core.controllers.placement.sleepers import sleep_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch

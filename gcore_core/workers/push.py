@@ -105,7 +105,7 @@ from gcore_core.store.client import allocate, copy_hashed, map_file
 from gcore_core.wire.gathering import Gathering
 from gcore_core.wire.retry import insist, keep_alive
 from gcore_core.wire.service import Call
-from gcore_core.workers.tensor_journal import TensorJournal
+from gcore_core.workers.run_journals import TensorJournal
 
 # The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
 # go past the caches. So buckets are large: then they are few, and so are their messages.

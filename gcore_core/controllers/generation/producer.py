@@ -18,15 +18,15 @@ from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.algorithm_answers import waves_of
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation.dispatch import Round
-from gcore_core.controllers.generation.drawing import Drawing
+from gcore_core.controllers.generation.dispatch import Round, draw
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.schedule import GroupReport, Membership, Schedule
 from gcore_core.controllers.generation.scoring import route_judges
 from gcore_core.controllers.generation.verdicts import (
-    LeftOut,
     Verdict,
+    check_any_fits,
+    latest_too_long,
     logs_of_rewards,
     too_many_failures,
     verdict_on,
@@ -133,8 +133,7 @@ class Producer:
             waves=_waves(context),
             tells=self._group_has_ended,
         )
-        self._drawing = Drawing(context, placement)
-        self._left_out = LeftOut()
+        self._too_long = list[Verdict]()  # the latest groups, while all have too long a prompt
         self._numbered = -1  # the version whose rounds are numbered now
         self._numbers = 0  # how many of its rounds have a number
         self._version = facts.start_step  # of the weights that this shard has seen published
@@ -260,8 +259,8 @@ class Producer:
                     await self._pause()
                     await self._look()
             finally:
-                for draw in self._draws:
-                    draw.cancel()
+                for drawing in self._draws:
+                    drawing.cancel()
                 self._draws.clear()
         return self._close_step(membership)
 
@@ -377,9 +376,11 @@ class Producer:
         # Memory is held for the version that begins the records: by that they are released.
         number = self._next_round(version)
         round_ = Round(step=version, number=number, purpose=TRAIN, least=version)
-        draw = asyncio.ensure_future(self._drawing.draw(self._ledger, round_, leases))
-        self._draws.add(draw)
-        draw.add_done_callback(self._draw_has_ended)
+        drawing = asyncio.ensure_future(
+            draw(self._context, self._placement, self._ledger, round_, leases)
+        )
+        self._draws.add(drawing)
+        drawing.add_done_callback(self._draw_has_ended)
         self._note_idle()
 
     def _next_round(self, version: int) -> int:
@@ -487,8 +488,8 @@ class Producer:
         that was lost meanwhile. Its replica may be about to sleep.
         """
         draws = list(self._draws)
-        for draw in draws:
-            draw.cancel()
+        for drawing in draws:
+            drawing.cancel()
         await asyncio.gather(*draws, return_exceptions=True)
 
     # -- the end of a step -------------------------------------------------------------------------
@@ -509,7 +510,9 @@ class Producer:
             counts["rounds"] = membership.rounds
         groups = self._groups_taken(own, surplus, counts)
         teaches = bool(membership.trained)
-        self._left_out.take(own, teaches)
+        self._too_long = latest_too_long([*self._too_long, *own])
+        if not teaches:
+            check_any_fits(self._too_long)
         if self._schedule.runs_on:
             self._note_metrics(membership)
         return StepBatch(

@@ -32,9 +32,9 @@ import msgspec
 from gcore_core.contract import run_files
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.measurements import Account, Outcome, Requests, Rollout
-from gcore_core.contract.placement import Cell, Decision, Rescues, Window
+from gcore_core.contract.placement import Cell, Decision, Partition, Rescues, Window
+from gcore_core.contract.run_files import Decided
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision, prepare_policy
@@ -168,7 +168,7 @@ class PlacementLead:
         # long that took. It must follow the policy's answer, whose seconds count as monitoring.
         if was_measured:
             self._record_outcome(last, decision.account, last.monitoring_s + decided_s)
-        self._write(journal.decided(step, decision, decided_s))
+        self._write(decided_line(step, decision, decided_s))
         # Fourth: the new decision is carried out.
         # Only lost replicas are asked whether they are back. That another one is lost is found by
         # ``rescue``, when a judge needs it: to ask all before each step would hold every step up.
@@ -256,7 +256,7 @@ class PlacementLead:
             account=decision.account,
             seen={**replacement.seen, "starving": starving, "lost": lost_devices},
         )
-        self._write(journal.decided(step, replacement, rescued=starving))
+        self._write(decided_line(step, replacement, rescued=starving))
         return replacement
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
@@ -407,3 +407,30 @@ def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> s
         (role for role, numbers in judges.items() if lost.issuperset((role, i) for i in numbers)),
         "",
     )
+
+
+def decided_line(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
+    """Returns the journal's line for a decision.
+
+    step: the step that begins with the decision.
+    decision: its ``state`` and ``seen`` must be plain values. Its ``account`` is of the rollout
+        before, and goes to the line of what that came to.
+    took_s: seconds that the decision took, including the summary of what the policy sees.
+    rescued: the judge that the decision helps; "" for a decision at a step's boundary.
+    """
+    plain = {
+        name: value
+        for name, value in vars(decision).items()
+        if name not in ("partition", "engines", "account")
+    }
+    engines = None if decision.engines is None else _indexes(decision.engines)
+    plain |= {"cells": _indexes(decision.partition), "engines": engines, "rescued": rescued}
+    return Decided(step=step, took_s=took_s, **plain)
+
+
+def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
+    """Returns role -> the device indexes of each of its cells."""
+    return {
+        role: [[device.index for device in cell.devices] for cell in cells]
+        for role, cells in partition.cells.items()
+    }

@@ -1,4 +1,7 @@
-"""Puts generators to sleep while others or the trainer need their memory, and wakes them."""
+"""Puts generators to sleep while others or the trainer need their memory, and wakes them.
+
+Trainers sleep while generators sample; whatever they are asked next wakes them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
-from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.runtime.messages import SLEEP, TRAINER_SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.wire.retry import insist
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
@@ -112,3 +116,21 @@ class Sleepers:
     def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
         """Returns those of the replicas that can sleep and are not lost."""
         return [one for one in replicas if one[0] in self._able and one not in self.lost]
+
+
+async def sleep_trainers(context: ControllerContext) -> dict[str, float]:
+    """Puts every rank of every trainer to sleep, where ``placement.sleep_in_rollout`` says so.
+
+    All shards call it; the lead asks. No push may be under way, since it needs trainers awake.
+
+    Returns in the lead the seconds of the slowest rank: ``trainer_sleep_s`` of this sleep and
+    ``trainer_wake_s`` of the wake before it.
+    """
+    if not context.facts.trainers_sleep or not context.agree.lead:
+        return {}
+    workers = [peer for role in context.trained for peer in context.workers_of(role)]
+    slept = await asyncio.gather(*(insist(peer, TRAINER_SLEEP, Nothing()) for peer in workers))
+    return {
+        "trainer_sleep_s": max(rank.sleep_s for rank in slept),
+        "trainer_wake_s": max(rank.wake_s for rank in slept),
+    }
