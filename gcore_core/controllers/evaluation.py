@@ -1,8 +1,8 @@
 """Evaluates weights on held-out rows: by the run's rewards, or by the loss of its objective.
 
-For rewards, records are sampled greedily and at the training temperature, and scored as those of
-the run are. For the loss nothing is sampled and nothing is rewarded: the rows of
-``evaluation.data`` come from the generators as those of the run do, and the trainer computes loss
+For rewards, records are sampled greedily and at the training temperature, and scored by the
+run's rewards. For the loss nothing is sampled and nothing is rewarded: the rows of
+``evaluation.data`` come from the generators like the run's own, and the trainer computes loss
 and metrics of the objective on them, without an update.
 """
 
@@ -35,8 +35,8 @@ class Evaluated:
 
     sums: of what was evaluated, such as ``greedy/length`` and ``sampled/REWARD``.
     samples: a few records to show, by reference.
-    failed: way of drawing -> records that failed, or that a reward failed on; none where there is
-        none.
+    failed: way of drawing -> records that failed, or that a reward failed on; empty where
+        none failed.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Evaluates(Protocol):
 
 
 def is_due(facts: JobFacts, version: int, last: bool) -> bool:
-    """Whether an evaluation is due: there are rows for it, and it is its time.
+    """Returns whether an evaluation is due: it has rows, and it is its time.
 
     It is before the first step, after the last one and every ``evaluation.every`` steps. A run that
     goes on from a checkpoint repeats none, and makes up for one that was missed.
@@ -98,7 +98,7 @@ class RewardEvaluation:
         return evaluated
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
-        """Has one record of each row drawn and scored, and adds them to ``evaluated``."""
+        """Samples and scores one record of each row, and adds them to ``evaluated``."""
         facts = self._context.facts
         # Ordinals below zero: no record of an evaluation can be taken for one of the run. Row 0 has
         # -1 in the greedy round and -2 in the sampled one, row 1 has -3 and -4, and so on.
@@ -134,7 +134,7 @@ class LossEvaluation:
     """Evaluates a version of the weights by the trainer's loss, on this shard's part of the rows.
 
     Groups that the generators cannot give, such as rows that are too long, are left out. What is
-    left is reported as ``given/loss`` and ``given/NAME`` for each metric of the objective, beside
+    left is reported as ``given/loss`` and ``given/NAME`` for each metric of the objective, with
     ``given/dropped``, the number of groups that were left out.
 
     samples: records of a group.
@@ -163,7 +163,7 @@ class LossEvaluation:
         return Evaluated({f"{GIVEN}/{name}": pair for name, pair in every.items()}, shown)
 
     async def _draw(self, version: int, rows: range) -> list[list[Header]]:
-        """Has the rows' records made; they are held in memory for the step after ``version``."""
+        """Asks for the rows' records; they are held in memory for the step after ``version``."""
         facts = self._context.facts
         samples = tuple(range(self._samples))
         # Ordinals below zero: no record of an evaluation can be taken for one of the run.
@@ -183,7 +183,7 @@ class LossEvaluation:
     async def _evaluate(
         self, version: int, groups: list[list[Header]]
     ) -> dict[str, tuple[float, float]]:
-        """Has the ranks compute the objective on these groups; returns sums over all shards."""
+        """Asks the ranks for the objective on these groups; returns sums over all shards."""
         context = self._context
         ranks = len(context.ranks)
         plan: Plan = {

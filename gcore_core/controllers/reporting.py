@@ -61,7 +61,7 @@ class Reporting:
         counts: name -> groups, reported as ``groups/NAME``.
         verdicts: ordinal -> (verdict, reason) of the step's groups; they are counted by verdict.
         evaluated: this shard's part of an evaluation, if one was made.
-        digests: stage -> this shard's digest of it; runs are compared where there are some.
+        digests: stage -> this shard's digest of it; runs are compared by them.
         """
         records = [header for group in groups for header in group]
         rewards = self._context.facts.rewards

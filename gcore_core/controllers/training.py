@@ -180,7 +180,7 @@ class Training:
         """Prepares the records on the ranks; returns the scalars that the advantage requires.
 
         Every role that gives columns annotates the records first. Then each rank of every trainer
-        gets references to its records. For each record there is a row of scalars, by their sorted
+        gets references to its records. Each record has a row of scalars, by their sorted
         names; it is empty in a step in which the policy is not trained.
         """
         context = self._context
@@ -290,8 +290,8 @@ class Training:
     ) -> dict[str, float]:
         """Runs all updates of the step on all ranks.
 
-        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Those of
-        a role that is trained besides the policy begin with its name and a slash. Raises
+        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Metrics
+        of a role that is trained besides the policy begin with its name and a slash. Raises
         TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
         more than the band, or when the sentinel gives an alarm.
         """
@@ -355,7 +355,7 @@ class Training:
             await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
 
     async def skip(self, step: int) -> None:
-        """Ends a step that no shard has a group for: its weights are those of the step before."""
+        """Ends a step that no shard has a group for: its weights stay as they were."""
         self._digests = {}
         await self._skip(self._trained, step)
 
@@ -629,8 +629,8 @@ def restore_costs(balancer: Balancer, learned: Mapping[str, Any], provider: str 
 def cut_into_tiles(groups: np.ndarray, tiles: int) -> np.ndarray:
     """Returns the tile of each record of a minibatch: int64[N], counted from 0.
 
-    A tile is a run of neighbouring groups; the numbers of groups differ by at most one. There are
-    as many tiles as asked for, or one for each group where there are fewer groups.
+    A tile is a run of neighbouring groups; the numbers of groups differ by at most one. The
+    minibatch has as many tiles as asked for, or one for each group where these are fewer.
 
     groups: int64[N], the ordinal of each record.
     """

@@ -8,10 +8,10 @@ records of that step, and for a later step by those that have records with a blo
 Content. A chunk has the columns of a group's records (see ``columns``). A blob is one array; it is
 stored once, however many records share it.
 
-Checks. A reference carries a MAC under the run's secret. Whoever opens a reference checks its MAC,
+Checks. A reference carries a MAC under the run's secret. Who opens a reference checks its MAC,
 its bounds and the content. Content from a disk or from another node is hashed and compared with
 the reference's digest. Content in memory is not hashed again: its digest stands in front of it, as
-a stamp of 8 bytes, and whoever writes there next overwrites the stamp first.
+a stamp of 8 bytes, and who writes there next overwrites the stamp first.
 
     slab:  | stamp | content ... | padding | stamp | content ... | padding | free ...
                    ^ Ref.offset                    ^ Ref.offset            ^ used
@@ -104,9 +104,9 @@ def allocate(path: Path, nbytes: int, kind: str, *, make: bool = False) -> None:
     """Allocates the pages of a file: one that is missing later would kill its writer.
 
     kind: what the file is, for the error.
-    make: makes the file where there is none.
+    make: makes the file where none exists.
 
-    Raises DataError where there is no memory for them.
+    Raises DataError where memory is lacking.
     """
     try:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
@@ -158,7 +158,7 @@ def is_over(released: Released, held: Mapping[int, int]) -> bool:
 class MappedSlabs:
     """The slabs of a directory as uint8 arrays, mapped on first use.
 
-    A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
+    A mapping lives as long as a view of it, also after its slab's file is gone. A mapping
     of a writer's slab is kept for later uses. One of a copy is kept only while somebody has a view
     of it: so long it is locked, and the agent gives its memory to no other copy.
 
@@ -456,7 +456,7 @@ class StoreWriter:
         2. All others are written at once, before anybody is asked: most are new to the node as
            well, and a call takes longer than a copy.
         3. One call for all of them asks the agent which ones the node has already: another process
-           stored them, or this one for other shards, in another step or in a call that ran beside
+           stored them, or this one for other shards, in another step or in a call that ran next to
            this one. Those get the reference that the node has, and the space just written is taken
            back.
 
@@ -550,7 +550,7 @@ class StoreWriter:
         return _OpenSlab(self._slabs[name].data, name, shards)
 
     async def close(self) -> None:
-        """Nothing more is written. What there is stays for as long as shards hold it."""
+        """Nothing more is written. What exists stays for as long as shards hold it."""
         await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}))
 
     def release(self, released: Released) -> None:

@@ -33,7 +33,7 @@ class Annotations:
 
     columns: name -> its description, of those that the role gives.
     reader: opens records on this node.
-    shards: how many controllers there are.
+    shards: number of controllers.
     """
 
     def __init__(self, columns: Sequence[ColumnSpec], store: StoreWriter, shards: int) -> None:

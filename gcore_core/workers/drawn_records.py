@@ -48,7 +48,7 @@ class Listener:
     inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
 
     def take(self, headers: Sequence[Header]) -> list[Header]:
-        """Returns those of the headers that it waits for, and waits for them no longer."""
+        """Returns the headers that it waits for, and waits for them no longer."""
         awaited = [header for header in headers if header.key in self.waiting]
         self.waiting.difference_update(header.key for header in awaited)
         return awaited
@@ -322,7 +322,7 @@ class EndReasons:
         self._tells = False
 
     def add(self, finished: Iterable[Finished]) -> None:
-        """Counts answers. Raises RecordMismatch when those of the largest length were cut off."""
+        """Counts answers. Raises RecordMismatch when the longest were cut off."""
         for record in finished:
             if self._tells:
                 return

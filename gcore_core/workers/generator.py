@@ -258,9 +258,9 @@ class GeneratorShell:
         self._asking.failed()
 
     async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
-        """Has the engine draw what neither runs nor is finished.
+        """Lets the engine draw what neither runs nor is finished.
 
-        The leases may be those of others, too, who wait for them: no cancellation ends it.
+        Others may wait for the same leases: no cancellation ends it.
         """
         submitting = asyncio.ensure_future(self._submit_now(request, leases))
         self._submitting.add(submitting)
@@ -341,7 +341,7 @@ class RefinedPrompts:
     async def drafts(self, lease: Lease) -> dict[int, Draft]:
         """Opens the drafts of a lease; returns each sample that is made of one -> that one.
 
-        Raises ContractError where there is no program.
+        Raises ContractError without a program.
         """
         if not lease.drafts:
             return {}
@@ -417,7 +417,7 @@ class EngineDriver:
     Records that end are progress. In between only the backend knows whether it works: it calls
     ``WorkerContext.progress`` for actions that it has sampled.
 
-    lock: whoever loads weights or puts the engine to sleep holds it, so that no step runs then.
+    lock: held to load weights or to put the engine to sleep, so that no step runs then.
     batch_s: seconds for which the engine steps on before its records are handed over, so that those
         that end close together travel in one message.
     """
@@ -436,7 +436,7 @@ class EngineDriver:
             await self.submit_now(requests)
 
     async def submit_now(self, requests: list[SampleRequest]) -> None:
-        """Does so for who holds the lock."""
+        """Queues samples while the lock is held."""
         if not requests:
             return
         await self._compute(self._backend.submit, requests)

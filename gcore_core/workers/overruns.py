@@ -61,7 +61,7 @@ class _Running(msgspec.Struct):
 class _Note(msgspec.Struct):
     """Holds what one process leaves to the next.
 
-    running: the calls that have not returned; coroutines run beside others.
+    running: the calls that have not returned; coroutines run next to others.
     number: counts the changes of ``running``.
     over: what has used up its time.
     """
@@ -150,7 +150,7 @@ class Overruns:
         self._put(runs + msgspec.json.encode(self._note), whole=True)
 
     def _put(self, content: bytes, *, whole: bool = False) -> None:
-        """Writes the beginning of the note; where there is no room for it, work goes on without.
+        """Writes the beginning of the note; without room for it, work goes on.
 
         whole: nothing of the note before stays behind it.
         """

@@ -74,8 +74,8 @@ class NamedScorer:
     timeout_s: its time for one call, unless it has a sampler.
     when: field of a row -> the value or the values for which the row's records get this reward;
         empty: all do.
-    sampler: the role that this reward asks questions, if any. There is no time limit then: the
-        role's replicas may take as long as they make progress.
+    sampler: the role that this reward asks questions, if any. Its calls have no time limit then:
+        the role's replicas may take as long as they make progress.
     of_groups: whether it sees the records of a prompt together.
     alone_every: in one of so many calls whose scores differ, one score is asked for again, alone;
         0: in none.
@@ -488,7 +488,7 @@ _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     """Adds the score of the reward ``name`` to ``result``.
 
-    Of the reasons why there is no value, the first stays. The reason of a value is a critique.
+    Of the reasons for no value, the first stays. The reason of a value is a critique.
     """
     status = score.status
     statuses = {**result.statuses, name: status}

@@ -93,7 +93,7 @@ T = TypeVar("T")
 # Weights of more bytes are not hashed where a run must end within seconds; these take a second.
 _URGENT_BYTES = 1 << 30
 
-#: One reply for each shard; None for a shard to which there is nothing to say.
+#: One reply for each shard; None for a shard that gets no answer.
 _Replies = list[TrainReply | None]
 
 
@@ -283,11 +283,11 @@ class TrainerShell:
         """Runs the updates of a step.
 
         The lead gets the reply. Another shard gets what the sentinel measured of its groups, or
-        None where there is none.
+        None without one.
         """
 
         async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
-            # Whoever still takes a push gets no tensors of after the update.
+            # Who still takes a push gets no tensors of after the update.
             await self._close_push()
             return await self._compute(self._train, parts)
 
@@ -392,7 +392,7 @@ class TrainerShell:
         return Nothing()
 
     async def sleep(self, request: Nothing, call: Call) -> TrainerSlept:
-        """Has the backend give its memory back; whatever it is asked next wakes it.
+        """Lets the backend give its memory back; whatever it is asked next wakes it.
 
         A push that is open is given up first: it would wake the backend at once.
         """
@@ -413,7 +413,7 @@ class TrainerShell:
     async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
         """Begins the push of ``version``; rank 0 is asked, and has the other ranks take part.
 
-        So it makes no difference when whoever asked is lost: all ranks export, or none does.
+        So it makes no difference when the one who asked is lost: all ranks export, or none does.
         """
         if self._backend.version != request.version:
             raise ContractError(
@@ -496,7 +496,7 @@ class TrainerShell:
         return await self._source(request).bucket(request, call)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
-        """Writes the final weights beside their place."""
+        """Writes the final weights next to their place."""
         directory = Path(request.directory)
         with final_weights.writing(directory):
             await self._together(self._backend.save_pretrained, final_weights.partial(directory))
@@ -535,7 +535,7 @@ class TrainerShell:
     def _hash_weights(self, version: int) -> str:
         """Returns the hash of the weights, in rank 0; the others only run through the export.
 
-        It is "" where there is no time for it, and for weights that have changed since.
+        It is "" where time is lacking, and for weights that have changed since.
         """
         if self._backend.version != version:
             return ""
@@ -559,7 +559,7 @@ class TrainerShell:
             return SavedState(await hashing)
 
         self._urgent |= request.urgent
-        # Not with the request: whoever has the save finished after the lead was lost may ask with
+        # Not with the request: who finishes the save after the lead was lost may ask with
         # another urgency, and gets the first one's answer.
         reply: SavedState = await self._requests.run_once(("saved", request.step), None, act)
         return reply
@@ -590,8 +590,8 @@ def _count_actions(records: Sequence[TrainRecord]) -> tuple[int, int]:
 class WakingCompute:
     """Runs a backend's calls as ``Compute`` does, and wakes it before a call where it sleeps.
 
-    So nobody has to know what a trainer that sleeps may be asked: a generator that was started anew
-    in the middle of a rollout gets its weights.
+    So nobody has to know what a trainer that sleeps may be asked: a generator that was started
+    again in the middle of a rollout gets its weights.
     """
 
     def __init__(self, backend: Trainer, compute: Compute) -> None:

@@ -5,7 +5,7 @@ groups of a step. The parts:
 
     schedule  which groups are begun when, and which a step takes; what all schedules share
     in_step   the groups of one step, and a margin where some will be dropped
-    ahead     those of later steps too, so that none gets too old
+    ahead     also the groups of later steps, so that none gets too old
     ledger    which groups are this shard's, what of them is drawn, scored and settled
     split_requests  which records go to which replica, in which parts
     dispatch  requests to replicas, until everything that was leased is sampled and scored

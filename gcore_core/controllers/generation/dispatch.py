@@ -1,4 +1,4 @@
-"""Has leases sampled by replicas, wave by wave, and sends each finished record to the scorers.
+"""Lets replicas sample leases, wave by wave, and sends each finished record to the scorers.
 
 The leases of a wave are cut into parts. Each lane gives its replica one part after the other.
 """
@@ -37,7 +37,7 @@ from gcore_core.wire.retry import PATIENT, insist
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
+    """Says what leases are sampled for. A round is what a step or an evaluation issues at once.
 
     step: the version that begins the records, which is the step that uses them unless generation
         runs ahead; by it their memory is held and released.
@@ -104,7 +104,7 @@ class Wave:
         often behind.
         """
         lost = 0
-        newer = set[str]()  # replicas that hold newer weights than those of the round
+        newer = set[str]()  # replicas that hold newer weights than the round is for
         while waiting:
             replica = self._replica_of(number, newer)
             leases = waiting.popleft()
@@ -132,7 +132,7 @@ class Wave:
     def _replica_of(self, number: int, newer: Set[str]) -> Peer:
         """Returns the lane's replica, or the one that stands in for it.
 
-        newer: names of replicas that hold newer weights than those of the round.
+        newer: names of replicas that hold newer weights than the round is for.
         """
         replica = self._replicas[number]
         if replica.name not in newer:
@@ -229,7 +229,7 @@ async def draw(
     round_: Round,
     leases: list[Lease],
 ) -> None:
-    """Has the leases sampled and scored; returns when every record is finished and scored.
+    """Samples and scores the leases; returns when every record is finished and scored.
 
     Where a group is sampled in waves, the next wave begins when all of these groups have been
     scored so far. Every shard makes the same number of waves, with or without records in them.
@@ -249,7 +249,7 @@ async def _draw_wave(
     round_: Round,
     leases: list[Lease],
 ) -> None:
-    """Has one wave sampled and scored.
+    """Samples and scores one wave.
 
     A replica gets the next part when it has finished one. In a deterministic run each ordinal has
     its replica, and a replica waits for a request from every shard before it begins. Raises
@@ -297,7 +297,7 @@ def _drafts(
 ) -> dict[int, DraftRef]:
     """Returns sample -> the record that it is made from.
 
-    records: those of the group so far, by sample.
+    records: of the group so far, by sample.
     count: how many the next wave draws.
     """
     program = context.sampling

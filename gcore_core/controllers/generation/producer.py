@@ -71,7 +71,7 @@ class StepBatch:
     carried: this shard's records that wait for the next step.
     first_ordinal: the ordinal of the run at which the step begins. Where steps take ordinals in any
         order: how many of the run were consumed before.
-    oldest: the first step of which any record is still needed when this step has been trained on.
+    oldest: the first step whose records are still needed when this step has been trained on.
     next_ordinal: likewise, of the next step.
     state: what a run that is resumed behind this step goes on with; plain values.
     digests: stage -> sum of the digests of this shard's records that the step takes, also of those
@@ -95,13 +95,13 @@ class Producer:
 
     For each step, in order: ``take`` its groups, train on them, ``commit``. All shards call the
     same in the same order. The producer's agreements are in a scope of their own, so they need no
-    order with those of training.
+    order with the agreements of training.
 
     Which groups are begun when, and which a step takes, is for the schedule to decide. Every shard
     has the same: all shards *look* together, again and again, and tell each other which groups have
     ended. What follows from that each computes for itself.
 
-    Under a schedule that *runs on*, production begins with the first ``take`` and goes on beside
+    Under a schedule that *runs on*, production begins with the first ``take`` and goes on
     whatever the program does. ``commit`` says that newer weights are published, under which the
     next groups are begun. Where no sample may run through a push, ``drain`` is called before it.
     ``seal`` gives what a checkpoint needs, and ``stop`` ends production. Where a placement policy
@@ -235,9 +235,9 @@ class Producer:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of the step that was taken last, over all shards; the seconds are this shard's.
+        """The metrics of the step that was taken last, over all shards; seconds are this shard's.
 
-        There are none where production does not run on.
+        It is empty where production does not run on.
 
         Those that begin with ``window/`` are as of ``seal``.
         """
@@ -290,7 +290,7 @@ class Producer:
             await self._pause()
 
     async def _look(self) -> None:
-        """Has all shards tell what has ended, and which version and step each is at."""
+        """Lets all shards tell what has ended, and which version and step each is at."""
         self._wake.clear()
         self._settle_complete()
         told = [_told(one) for one in self._latest]
@@ -312,7 +312,7 @@ class Producer:
         """Tells all shards what this one says; returns what each of them says.
 
         Production that runs on looks again as soon as it is answered. There the answer comes by way
-        of the lead, which takes twice as long, so that there are fewer looks.
+        of the lead, which takes twice as long, and so makes looks fewer.
         """
         if not self._schedule.runs_on:
             return await self._agree.share("look", payload)
@@ -370,7 +370,7 @@ class Producer:
             self._draw(ordinals)
 
     def _draw(self, ordinals: list[int]) -> None:
-        """Has this shard's part of a round drawn, under the weights published last."""
+        """Begins to draw this shard's part of a round, under the weights published last."""
         version = self._schedule.version
         leases = self._ledger.lease(ordinals)
         # Memory is held for the version that begins the records: by that they are released.
@@ -384,7 +384,7 @@ class Producer:
         self._note_idle()
 
     def _next_round(self, version: int) -> int:
-        """Returns the number of the next round; those of each version begin at 0."""
+        """Returns the number of the next round; it begins at 0 for each version."""
         if version != self._numbered:
             self._numbered = version
             self._numbers = 0

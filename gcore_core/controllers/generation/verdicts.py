@@ -59,7 +59,7 @@ def verdict_on(
 
     A group with a failed record or reward is QUARANTINED; the filter decides on the others. One
     whose prompt is too long is left out like one that the filter drops, or raises DataError when
-    ``too_long`` is "error". A group of which every record was cut off has nothing to train on when
+    ``too_long`` is "error". A group in which every record was cut off has nothing to train on when
     ``truncated`` is "mask".
 
     group: the records of one prompt.
@@ -150,8 +150,8 @@ def latest_too_long(groups: Sequence[Verdict]) -> list[Verdict]:
 def check_any_fits(too_long: Sequence[Verdict]) -> None:
     """Raises DataError where no prompt seems to fit, in a step that finds no other group.
 
-    Such groups are no failures, and the run draws others for them. Where there is no other, the
-    rows do not go with the model.
+    Such groups are no failures, and the run draws others for them. Without any other, the rows
+    do not go with the model.
 
     too_long: what ``latest_too_long`` returned.
     """

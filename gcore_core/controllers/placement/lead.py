@@ -98,7 +98,7 @@ class PlacementLead:
     between the policy and the judges, and ``rescue`` helps a judge whose replicas do not answer.
     Both change who is awake without asking the policy for a new step.
 
-    metrics: those of the latest decision whose rollout is over.
+    metrics: of the latest decision whose rollout is over.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class PlacementLead:
         self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
         self._decision = self._replace_if_starving(step, decision)
-        # It is counted anew for each decision, as is what follows.
+        # It is counted for each decision, as is what follows.
         self._sleepers.moved = 0
         self._failed_looks = 0
         self._turns_s = 0.0
@@ -402,7 +402,7 @@ class PlacementLead:
 
 
 def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
-    """Returns the first judge whose replicas are all lost; "" where there is none."""
+    """Returns the first judge whose replicas are all lost; "" without one."""
     return next(
         (role for role, numbers in judges.items() if lost.issuperset((role, i) for i in numbers)),
         "",

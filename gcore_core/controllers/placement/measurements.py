@@ -1,7 +1,7 @@
 """Gathers what the placement policy learns of a rollout: its requests, and how devices were in use.
 
-Each shard packs its own requests into columns of numbers and sends them. The lead reads those of
-all shards; it sees no record.
+Each shard packs its own requests into columns of numbers and sends them. The lead reads what
+all shards sent; it sees no record.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pack_requests(
     Returns the bytes of two arrays: ``SAMPLED``, a row for each record, and ``ANSWERED``, a row for
     each question.
 
-    records: those of this shard's latest rollout, with what their rewards asked.
+    records: of this shard's latest rollout, with what their rewards asked.
     roles: the judges, in the order that ``ANSWERED`` counts them in.
     since_s: start of this shard's rollout; times are packed in seconds since then.
     """
@@ -126,10 +126,10 @@ def _requests(
 
 
 class Gauge:
-    """Has each node's agent read the meter when a rollout begins and ends; the lead has one.
+    """Asks each node's agent for its meter when a rollout begins and ends; the lead has one.
 
-    A reading is a task beside the rollout, which does not wait for it. The agent's clock is part of
-    the reading, so a late one costs no accuracy, and clocks of nodes need not agree.
+    A reading is a task next to the rollout, which does not wait for it. The agent's clock is part
+    of the reading, so a late one costs no accuracy, and clocks of nodes need not agree.
     """
 
     def __init__(self, meter: str, nodes: Sequence[NodeGauge]) -> None:

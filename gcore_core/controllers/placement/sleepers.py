@@ -89,7 +89,7 @@ class Sleepers:
         return clock() - began_s if n_requests else 0.0
 
     async def find_lost(self, replicas: Collection[Replica]) -> set[Replica]:
-        """Returns those of the replicas whose process does not answer within ``ANSWER_S``.
+        """Returns the replicas whose process does not answer within ``ANSWER_S``.
 
         The process may have ended, or it may be starting.
         """
@@ -114,7 +114,7 @@ class Sleepers:
         return len(peers)
 
     def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
-        """Returns those of the replicas that can sleep and are not lost."""
+        """Returns the replicas that can sleep and are not lost."""
         return [one for one in replicas if one[0] in self._able and one not in self.lost]
 
 
