@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gcore_core.contract.rows import RowsConfig
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +41,6 @@ class VariedConfig:
     them, from which advantages are made.
     """
 
-    def reads_rewards(self) -> frozenset[str]:
-        return frozenset() if self.reward is None else frozenset({self.reward})
+    def traits(self) -> Traits:
+        named = frozenset() if self.reward is None else frozenset({self.reward})
+        return Traits(reads_rewards=named)

@@ -274,10 +274,10 @@ def inspect_plugin(name: str) -> Report:
 def _check_provider(item: Provided, report: Report) -> None:
     """Adds to the report what is wrong with one provider."""
     from gcore_core.config.interpreters import open_interpreter
-    from gcore_core.contract.abilities import near_misses
     from gcore_core.contract.errors import GcoreError
     from gcore_core.contract.factories import import_attribute
     from gcore_core.contract.providers import VenvProvider
+    from gcore_core.contract.traits import near_misses
 
     what = f"{item.kind} {item.reference}"
     config = item.spec.config
@@ -285,7 +285,7 @@ def _check_provider(item: Provided, report: Report) -> None:
         problem = _config_problem(config)
         if problem:
             report.problems.append(f"{what}: its config class {config.__qualname__} {problem}")
-        for miss in near_misses(item.kind, config):
+        for miss in near_misses(config):
             report.problems.append(f"{what}: its config class {config.__qualname__}: {miss}")
     if isinstance(item.spec, VenvProvider):
         try:

@@ -16,17 +16,6 @@ from typing import Any
 from gcore_core.config import schema, yaml_source
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.abilities import (
-    column_widths,
-    gives_routing,
-    needs_routing,
-    own_columns,
-    replica_slots,
-    required_by,
-    rewards_read_by,
-    shows_images,
-    works_without_rewards,
-)
 from gcore_core.contract.algorithms import LOGP_OF, ids_column
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
@@ -40,6 +29,7 @@ from gcore_core.contract.job_settings import (
 )
 from gcore_core.contract.preflight import ChosenProvider, ResolvedJob
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
+from gcore_core.contract.traits import traits_of
 
 #: Columns that every trainer can supply to an objective or advantage that requires them.
 FROM_TRAINER = frozenset(
@@ -268,7 +258,7 @@ def _follows(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> I
 def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
     """The slots of a role hold a whole number of replicas."""
     for name, role in settings.roles.items():
-        size = replica_slots(objects.get(f"roles.{name}"))
+        size = traits_of(objects.get(f"roles.{name}")).replica_slots
         if role.slots % size:
             yield (
                 f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
@@ -286,7 +276,7 @@ def _owned_replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterat
             'replica hears every controller; choose "shared".'
         )
     role = settings.roles.get(ROLLOUT)
-    count = role.slots // replica_slots(objects.get(f"roles.{ROLLOUT}")) if role else 0
+    count = role.slots // traits_of(objects.get(f"roles.{ROLLOUT}")).replica_slots if role else 0
     if role and count < settings.controller.shards:
         yield (
             f'controller.replicas: with "owned" each of {settings.controller.shards} controllers '
@@ -409,7 +399,7 @@ def _images(
     path: where the dataset or reward is chosen.
     roles: names of the roles that its images are shown to.
     """
-    if not shows_images(settings):
+    if not traits_of(settings).shows_images:
         return
     for role in (f"roles.{name}" for name in roles):
         if role in provided and "images" not in provided[role].spec.capabilities:
@@ -441,7 +431,7 @@ def _rewards(
     parts = controller.spec.parts if isinstance(controller.spec, ControllerProvider) else PARTS
     if settings.rewards or "rewards" not in parts or "advantage" not in provided:
         return
-    if not works_without_rewards(objects.get("advantage")):
+    if not traits_of(objects.get("advantage")).works_without_rewards:
         yield (
             f"rewards: there is none, and advantage {provided['advantage'].reference} is computed "
             "from rewards under these settings; add rewards.<name>."
@@ -467,7 +457,7 @@ def _sleeping_trainers(
 def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
     """A reward that an algorithm reads by name is one of the job's."""
     for path in ("filter", "advantage", "sampling"):
-        for name in sorted(rewards_read_by(objects.get(path)) - settings.rewards.keys()):
+        for name in sorted(traits_of(objects.get(path)).reads_rewards - settings.rewards.keys()):
             present = ", ".join(sorted(settings.rewards)) or "none"
             yield (
                 f"{path}: reads the reward {name!r}, which the job does not have (it has: "
@@ -503,7 +493,7 @@ def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
 
     config: the settings object of the role's backend, which says how wide columns [A, k] are.
     """
-    widths = column_widths(config)
+    widths = traits_of(config).column_widths
     return tuple(
         replace(column, k=widths[column.name]) if column.wide else column
         for column in role.column_specs
@@ -546,7 +536,7 @@ def _widths(
     """
     known = {column.name: column for role in roles.values() for column in role.column_specs}
     for name in settings.roles:
-        for column, k in column_widths(objects.get(f"roles.{name}")).items():
+        for column, k in traits_of(objects.get(f"roles.{name}")).column_widths.items():
             if column not in known or not known[column].wide or k < 0:
                 yield (
                     f"roles.{name}.config: says that column {column!r} has {k} numbers for each "
@@ -557,7 +547,7 @@ def _widths(
 def _token_logprobs(objective: Any, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
     """A trainer that does not compute log-probs of other tokens is not asked for them."""
     policy = provided.get(f"roles.{POLICY}")
-    needed = sorted(name for name in required_by(objective) if name.startswith(LOGP_OF))
+    needed = sorted(name for name in traits_of(objective).requires if name.startswith(LOGP_OF))
     if not needed or policy is None or "logprobs.tokens" in policy.spec.capabilities:
         return
     yield (
@@ -570,7 +560,7 @@ def _token_logprobs(objective: Any, provided: Mapping[str, ChosenProvider]) -> I
 def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
     """A trainer that needs the experts by which records were sampled has a generator of them."""
     rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not needs_routing(objects.get(f"roles.{POLICY}")):
+    if rollout is None or not traits_of(objects.get(f"roles.{POLICY}")).needs_routing:
         return
     policy = f"{provided[f'roles.{POLICY}'].reference}, which roles.{POLICY} uses"
     if "routing" not in rollout.spec.capabilities:
@@ -579,7 +569,7 @@ def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any])
             f"token, and {policy}, is to replay them; take a generator with the capability "
             "routing, such as torch, or set roles.policy.config not to need them."
         )
-    elif not gives_routing(objects.get(f"roles.{ROLLOUT}")):
+    elif not traits_of(objects.get(f"roles.{ROLLOUT}")).gives_routing:
         yield (
             f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
             f"experts computed a token, and {policy}, is to replay them; have it say so."
@@ -612,11 +602,11 @@ def _learners(
 
     The keys of such a role mean nothing to others.
     """
-    required = required_by(objects.get("advantage"))
+    required = traits_of(objects.get("advantage")).requires
     for path, role in _objectives(settings, provided).items():
         # What a role requires of itself alone is of no use to anybody.
         own = roles[role].column_specs if role in roles else ()
-        required |= required_by(objects.get(path)) - {column.name for column in own}
+        required |= traits_of(objects.get(path)).requires - {column.name for column in own}
     for name, node in settings.roles.items():
         path = f"roles.{name}"
         if name != POLICY and provided[path].kind == "trainer":
@@ -666,7 +656,7 @@ def _value_heads(
     """An objective of values is trained by a trainer whose model can have a value head."""
     for path, role in _objectives(settings, provided).items():
         item = provided.get(f"roles.{role}")
-        if item is None or "values" not in required_by(objects.get(path)):
+        if item is None or "values" not in traits_of(objects.get(path)).requires:
             continue
         if "values" not in item.spec.capabilities:
             yield (
@@ -688,9 +678,9 @@ def _own_columns(
     columns: role of this run -> what it gives.
     """
     giver_of = {column.name: name for name, given in columns.items() for column in given}
-    required = required_by(objects.get("advantage"))
+    required = traits_of(objects.get("advantage")).requires
     for role in settings.roles:
-        own = own_columns(objects.get(f"roles.{role}"))
+        own = traits_of(objects.get(f"roles.{role}")).own_columns
         names = ", ".join(sorted(own))
         if own and role != POLICY:
             yield (
@@ -736,7 +726,7 @@ def _requirements(
     givers = _possible_givers(path, provided, columns, roles)
     given = {column.name for role in givers for column in columns.get(role.name, ())}
     supplied = _from_trainer(path, objects, provided) | given | {*_read_columns(path, provided)}
-    required = {ids_column(name) or name for name in required_by(objects.get(path))}
+    required = {ids_column(name) or name for name in traits_of(objects.get(path)).requires}
     giver_of = {column.name: role.name for role in givers for column in role.column_specs}
     for name in sorted(required - supplied):
         if name in giver_of:
@@ -752,7 +742,7 @@ def _lacks_value_head(
     provided: Mapping[str, ChosenProvider],
 ) -> bool:
     """Whether an objective of values is trained by a trainer without a value head."""
-    if path == "advantage" or "values" not in required_by(objects.get(path)):
+    if path == "advantage" or "values" not in traits_of(objects.get(path)).requires:
         return False
     trainer = provided.get(f"roles.{_objectives(settings, provided)[path]}")
     return trainer is not None and "values" not in trainer.spec.capabilities
@@ -764,9 +754,9 @@ def _from_trainer(
     """Returns what the trainer itself supplies to what is chosen at a path."""
     level = _level(provided)
     if path == "advantage":
-        own = own_columns(objects.get(f"roles.{POLICY}"))
+        own = traits_of(objects.get(f"roles.{POLICY}")).own_columns
         return FROM_TRAINER if level == "record" else own
-    if "values" in required_by(objects.get(path)):
+    if "values" in traits_of(objects.get(path)).requires:
         return _FROM_VALUES[level] | {"group", "sample"}
     return FROM_TRAINER
 

@@ -45,7 +45,6 @@ from gcore_core.config import (
     yaml_source,
 )
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
-from gcore_core.contract.abilities import WorksWithoutRewards
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
     ConfigError,
@@ -67,6 +66,7 @@ from gcore_core.contract.job_settings import (
     RoleSettings,
 )
 from gcore_core.contract.providers import PARTS, ControllerProvider, RoleProvider
+from gcore_core.contract.traits import traits_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,8 @@ def read_plan(
         path: _config_object(item, path, _get(config, f"{path}.config"))
         for path, item in provided.items()
     }
+    for path, item in provided.items():
+        _check_traits(item, path, objects[path])
     return Plan(
         settings=settings,
         config=config,
@@ -257,7 +259,7 @@ def _first_phase(source: yaml_source.Source, installed: catalog.Catalog) -> _Cho
     objectives = _take_objectives(core, user, tree, plugins)
     # What is chosen by nobody is an error, unless the step program does not need it.
     parts = _parts(core, plugins)
-    _require(core, user, parts - _doubtful(core, plugins), source.file)
+    _require(core, user, parts - _doubtful(core), source.file)
     for path in _left_out(core, parts):
         OmegaConf.update(tree, f"{path}.use", "")
     reasons = {f"{section}.use": choice.reason for section, choice in defaults.items()}
@@ -556,17 +558,13 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
     return spec.parts if isinstance(spec, ControllerProvider) else PARTS
 
 
-def _doubtful(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
+def _doubtful(core: Mapping[str, Any]) -> frozenset[str]:
     """Returns the parts of which only a plugin's settings can tell whether the job needs them.
 
     Those settings are not read yet; ``checks`` asks them.
     """
     use = (core.get("advantage") or {}).get("use", MISSING)
-    if use in ("", MISSING):
-        return frozenset()
-    config = plugins.resolve("advantage", use, where="advantage.use").spec.config
-    is_able = config is not None and issubclass(config, WorksWithoutRewards)
-    return frozenset({"rewards"}) if is_able else frozenset()
+    return frozenset() if use in ("", MISSING) else frozenset({"rewards"})
 
 
 def _left_out(core: Mapping[str, Any], parts: frozenset[str]) -> list[str]:
@@ -793,3 +791,18 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
         raise ConfigError(
             f"{error}.", where=f"{path}.config", why=f"from plugin {item.plugin} ({item.owner})"
         ) from error
+
+
+def _check_traits(item: Provided, path: str, config: Any) -> None:
+    """Raises ContractError where a config object gives no traits, or those of another kind."""
+    try:
+        misplaced = traits_of(config).misplaced(item.kind)
+    except ContractError as error:
+        error.where, error.why = path, _whose(item)
+        raise
+    if misplaced:
+        raise ContractError(
+            f"{item.kind} {item.reference} claims what is not its own: {misplaced[0]}.",
+            where=path,
+            why=_whose(item),
+        )

@@ -211,7 +211,7 @@ def gcore_check_files(  # type: ignore[empty-body]
     in this process just before the first call of the hook and closed after the last. One is left
     out where its settings say that opening it ``downloads``. So is one that cannot be opened or
     read; the core tells that. A plugin that looks at rows takes few of them: see
-    ``gcore_core.kits.rows``.
+    ``gcore_language.rows``.
     """
 
 

@@ -1,6 +1,6 @@
 """Defines what the core calls on a meter, which reads how long devices were in use.
 
-A placement policy's config names meters by ``meters``, see ``gcore_core.contract.abilities``. The
+A placement policy's config names meters by ``meters``, see ``gcore_core.contract.traits``. The
 node's agent makes one, which reads for all workers of its machine.
 """
 

@@ -17,6 +17,7 @@ MOVED = {
     "gcore_core.kits.machines": "gcore_nodes.machines",
     "gcore_core.kits.number_words": "gcore_rewards.number_words",
     "gcore_core.kits.numbers": "gcore_rewards.numbers",
+    "gcore_core.kits.rows": "gcore_language.rows",
     "gcore_core.testing": "gcore_testing",
     "gcore_critic": "gcore_algorithms.critic",
     "gcore_eval": "gcore_report.eval",

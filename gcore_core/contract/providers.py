@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gcore_core.contract.abilities import wrong_signatures
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import ContractError
+from gcore_core.contract.traits import wrong_methods
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z0-9_]+)*")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -90,7 +90,7 @@ class Provider:
     factory: ``"module:attribute"``; how and where it is called, its hook says
         (``gcore_core.contract.hookspecs``).
     config: a dataclass the plugin owns; its fields may be set under ``config:`` in the YAML. Its
-        methods may tell the core more, see ``gcore_core.contract.abilities``.
+        methods may tell the core more, see ``gcore_core.contract.traits``.
     capabilities: what it claims to be able to do, in words of ``CAPABILITIES``.
     needs: requirements (PEP 508) of the engine, checked in the role's own interpreter.
     shared_memory: names of files that its engine makes directly in ``/dev/shm`` and leaves there
@@ -133,7 +133,7 @@ class Provider:
             problems.append(f"config {self.config!r} is not a dataclass")
         elif self.config is not None:
             name = self.config.__qualname__
-            wrong = wrong_signatures(kind_of(self), self.config)
+            wrong = wrong_methods(self.config)
             problems += [f"config class {name}: {problem}" for problem in wrong]
         problems += [
             f"shared_memory {name!r} does not begin with three letters, digits, '_', '.' or '-'"
@@ -487,8 +487,3 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "venv": ("gcore_venvs", VenvProvider),
     "view": ("gcore_views", ViewProvider),
 }
-
-
-def kind_of(provider: Provider) -> str:
-    """Returns the kind of a description, such as "generator" or "reward"."""
-    return next(kind for kind, (_, cls) in KINDS.items() if isinstance(provider, cls))

@@ -14,6 +14,7 @@ import msgspec
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
 from gcore_core.contract.json_values import repeated_key
 from gcore_core.contract.records import Prompt
+from gcore_core.contract.traits import Traits
 
 _SHOWN_CHARACTERS = 60
 _BOM = b"\xef\xbb\xbf"
@@ -49,8 +50,8 @@ class RowsConfig:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"must be at least 1, is {self.limit}", where="limit")
 
-    def shows_images(self) -> bool:
-        return self.images is not None
+    def traits(self) -> Traits:
+        return Traits(shows_images=self.images is not None)
 
 
 def prompt_from(row: int, values: Any, config: RowsConfig, *, where: str = "") -> Prompt:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from gcore_core.contract.memory import PUSH_BYTES
+from gcore_core.contract.traits import Traits
 from gcore_core.contract.weight_transfer import SHM
 
 
@@ -66,15 +67,17 @@ class SyncConfig:
         "push_fan_out: 1 sends each from no node twice"
     }
 
-    def pushes_nearby(self) -> str:
-        """Returns the setting by which no push leaves the trainer's machine; "" where one may."""
-        if self.push_transport in ("auto", SHM):
-            return ""
-        return f"controller.config.push_transport={self.push_transport}"
-
-    def push_bytes(self) -> int:
-        """Returns ``push_bucket_bytes``; ``g-core plan`` counts them."""
-        return self.push_bucket_bytes
+    def traits(self) -> Traits:
+        stays_here = self.push_transport not in ("auto", SHM)
+        setting = f"controller.config.push_transport={self.push_transport}"
+        return Traits(
+            groups_per_step=self.prompts,
+            minibatches_per_step=self.minibatches,
+            updates_per_step=self.minibatches * self.epochs,
+            largest_gap=self.logprob_band or 0.0,
+            pushes_nearby=setting if stays_here else "",
+            push_bytes=self.push_bucket_bytes,
+        )
 
     def __post_init__(self) -> None:
         for name in (
@@ -96,19 +99,3 @@ class SyncConfig:
             )
         if not 0 <= self.failure_limit <= 1:
             raise ValueError(f"failure_limit must be from 0 to 1, not {self.failure_limit}")
-
-    def updates_per_step(self) -> int:
-        """Returns the optimizer updates of one step; a trainer's schedule counts them."""
-        return self.minibatches * self.epochs
-
-    def largest_gap(self) -> float:
-        """Returns ``logprob_band``; 0 where it is not set."""
-        return self.logprob_band or 0.0
-
-    def minibatches_per_step(self) -> int:
-        """Returns ``minibatches``; ``g-core plan`` counts the records of one."""
-        return self.minibatches
-
-    def groups_per_step(self) -> int:
-        """Returns how many groups a step trains on; a placement policy plans for them."""
-        return self.prompts

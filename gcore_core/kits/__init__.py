@@ -8,7 +8,6 @@
     gcore_core.kits.planning    tools that plan a job: where its workers go, what its files say
     gcore_core.kits.calls       calls of a run from Python: its process, its progress, its directory
     gcore_core.kits.models      backends that need a model which a function of the user makes
-    gcore_core.kits.rows        checks of files: the rows of a dataset that are worth looking at
     gcore_core.kits.cache       what is kept between runs: in which directory, files replaced whole
     gcore_core.kits.runs        tools that look at a run: its settings; asking it to save or stop
 

@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import downloads
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError, PluginError, did_you_mean
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import EvaluationSettings, JobSettings, RewardSettings
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import is_meant, listed, same_value, spread
+from gcore_core.contract.traits import traits_of
 
 #: Where a job names datasets, and what their rows are called.
 DATASETS = {"data": "train", "evaluation.data": "evaluation"}
@@ -43,7 +43,9 @@ def open_data(
     datasets: dict[str, Dataset] = {}
     problems = []
     for path in DATASETS:
-        if path not in plan.provided or (path not in opened and downloads(plan.objects[path])):
+        if path not in plan.provided:
+            continue
+        if path not in opened and traits_of(plan.objects[path]).downloads:
             continue
         row = None
         try:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import keeps_weights
 from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.initial_placement import Placed
 
 GIB = 2**30
@@ -75,7 +75,7 @@ def _kept_bytes(
     bytes_by_node: dict[str, Counter[str]] = {}
     unknown = []
     for role, workers in placed.workers.items():
-        if role not in sleepers or not keeps_weights(plan.objects[f"roles.{role}"]):
+        if role not in sleepers or traits_of(plan.objects[f"roles.{role}"]).drops_weights:
             continue
         path = models[role].get("path")
         nbytes = _weights_bytes(path)

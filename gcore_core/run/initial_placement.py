@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from gcore_core.config.plan import Plan
-from gcore_core.contract.abilities import meter_of, replica_slots
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.factories import build, import_attribute
 from gcore_core.contract.job_settings import ROLLOUT
@@ -29,6 +28,7 @@ from gcore_core.contract.placement import (
     Window,
 )
 from gcore_core.contract.providers import ControllerProvider
+from gcore_core.contract.traits import traits_of
 from gcore_core.node.launchers import AGENT
 from gcore_core.runtime.placement_decisions import ask_policy, unable_to_sleep
 from gcore_core.runtime.worker_settings import PlacementFacts
@@ -223,7 +223,7 @@ def place(
     trainers = [role for role, need in needs.items() if need.sleeps and need.kind == "trainer"]
     moves = decision.engines is not None
     kind = next((device.kind for device in window.devices), "")
-    meter = meter_of(plan.objects.get("placement"), kind)
+    meter = traits_of(plan.objects.get("placement")).meters.get(kind, "")
     if moves and meter:
         _try_meter(meter, nodes)
     return Placed(
@@ -309,7 +309,8 @@ def _slots(plan: Plan) -> dict[str, int]:
 
 
 def _slots_per_replica(plan: Plan) -> dict[str, int]:
-    return {role: replica_slots(plan.objects[f"roles.{role}"]) for role in plan.settings.roles}
+    configs = {role: plan.objects[f"roles.{role}"] for role in plan.settings.roles}
+    return {role: traits_of(config).replica_slots for role, config in configs.items()}
 
 
 def _numbered(nodes: Sequence[NodeFacts]) -> tuple[Device, ...]:

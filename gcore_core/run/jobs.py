@@ -17,17 +17,6 @@ from typing import Any
 from msgspec import structs, to_builtins
 
 from gcore_core.config.plan import Plan, is_of_actions, trained_roles
-from gcore_core.contract.abilities import (
-    groups_per_step,
-    largest_gap,
-    logprob_band,
-    precision,
-    replica_slots,
-    required_by,
-    takes_adapters,
-    takes_stale,
-    updates_per_step,
-)
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Launcher, Site
@@ -41,6 +30,7 @@ from gcore_core.contract.providers import (
 from gcore_core.contract.run_files import TRACE, log_path
 from gcore_core.contract.sentinel import BAND, Pair, SentinelContext
 from gcore_core.contract.site_files import JobFiles
+from gcore_core.contract.traits import traits_of
 from gcore_core.node import handshake
 from gcore_core.run.checkpoint_service import Resumed
 from gcore_core.run.initial_placement import Placed
@@ -274,7 +264,7 @@ def _take_adapters(job: Job, trainer: str) -> bool:
     followers = [f"roles.{role}" for role, node in roles.items() if node.follows == trainer]
     return all(
         "weights.adapter" in job.plan.provided[path].spec.capabilities
-        and takes_adapters(job.plan.objects[path])
+        and traits_of(job.plan.objects[path]).takes_adapters
         for path in followers
     )
 
@@ -368,16 +358,16 @@ def _facts(job: Job, shard: int) -> JobFacts:
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
         evaluation=settings.evaluation,
         checkpoint=settings.checkpoint,
-        logprob_band=logprob_band(*backends),
-        compares_logprobs="values" not in required_by(job.plan.objects.get("objective")),
+        logprob_band=_logprob_band(*backends),
+        compares_logprobs="values" not in traits_of(job.plan.objects.get("objective")).requires,
         sentinel=_sentinel(job),
         both_score=_both_sides_score_actions(job),
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
-        takes_stale=takes_stale(job.plan.objects.get("objective")),
+        takes_stale=traits_of(job.plan.objects.get("objective")).takes_stale,
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotator_roles(job)},
-        placement=job.placed.facts(groups_per_step(controller), str(job.directory)),
+        placement=job.placed.facts(traits_of(controller).groups_per_step, str(job.directory)),
         asleep_in_training=list(job.placed.asleep_in_training),
         trainers_sleep=settings.placement.sleep_in_rollout == "always",
         last_ordinal=_last_ordinal(job),
@@ -387,6 +377,11 @@ def _facts(job: Job, shard: int) -> JobFacts:
         state=state,
         carried=resumed.carried if resumed else [],
     )
+
+
+def _logprob_band(*backends: Any) -> float:
+    """Returns the widest band that a config states, in nats; 1e-3 where none does."""
+    return max((traits_of(config).logprob_band for config in backends), default=0.0) or 1e-3
 
 
 def _both_sides_score_actions(job: Job) -> bool:
@@ -422,11 +417,11 @@ def _sentinel(job: Job) -> SentinelContext | None:
     return SentinelContext(
         pair=Pair(
             generator=plan.provided[paths[0]].plugin,
-            generator_precision=precision(generator),
+            generator_precision=traits_of(generator).precision,
             trainer=plan.provided[paths[1]].plugin,
-            trainer_precision=precision(trainer),
+            trainer_precision=traits_of(trainer).precision,
         ),
-        band=largest_gap(plan.objects["controller"]) or logprob_band(generator, trainer),
+        band=traits_of(plan.objects["controller"]).largest_gap or _logprob_band(generator, trainer),
         model=dict(job.models.get(POLICY, {})),
         replicas=len(job.workers(ROLLOUT)),
         directory=str(job.directory),
@@ -469,13 +464,13 @@ def _trained(job: Job, role: str) -> TrainedFacts:
         head_start=node.head_start,
         gives=bool(job.plan.columns.get(role)),
         apart=bool(devices[role]) and not devices[role] & devices[POLICY],
-        whole_groups="group" in required_by(job.plan.objects.get(objective)),
+        whole_groups="group" in traits_of(job.plan.objects.get(objective)).requires,
     )
 
 
 def _workers_of_each_replica(job: Job, role: str) -> list[list[str]]:
     """A replica's workers have consecutive numbers."""
-    size = replica_slots(job.plan.objects[f"roles.{role}"])
+    size = traits_of(job.plan.objects[f"roles.{role}"]).replica_slots
     workers = job.workers(role)
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
@@ -504,7 +499,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         updates_per_step=(
             node.minibatches * node.epochs
             if node is not None and role != POLICY and role in trained_roles(job.plan)
-            else updates_per_step(job.plan.objects["controller"])
+            else traits_of(job.plan.objects["controller"]).updates_per_step
         ),
         model=dict(job.models.get(role, {})),
         engine=dict(node.engine) if node else {},

@@ -33,9 +33,9 @@ from typing import Any
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract import run_files
-from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.errors import ConfigError, PlacementError, WorkerDied, WorkerError
 from gcore_core.contract.launching import ElasticLauncher, FoundNodes, Launcher, Site
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place, place_on_fewer
 from gcore_core.run.jobs import Job
@@ -203,7 +203,7 @@ class MachineChanges:
         plan = self.job.plan
         roles = plan.settings.roles.items()
         has_room = any(slots.get(role, one.slots) < one.slots for role, one in roles)
-        if not has_room or pushes_nearby(plan.objects.get("controller")):
+        if not has_room or traits_of(plan.objects.get("controller")).pushes_nearby:
             return
         if self.site.newcomer is not None:
             host = await self.site.newcomer()

@@ -28,7 +28,6 @@ from gcore_core.config import checks
 from gcore_core.config.plan import Plan
 from gcore_core.config.plugins import Plugins
 from gcore_core.config.yaml_source import flat
-from gcore_core.contract.abilities import pushes_nearby
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import (
     CheckpointError,
@@ -42,6 +41,7 @@ from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
 from gcore_core.contract.run_files import WEIGHTS
+from gcore_core.contract.traits import traits_of
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.data_checks import open_data, row_problems
 from gcore_core.run.initial_placement import Placed
@@ -147,7 +147,7 @@ def check_pushes(plan: Plan, placed: Placed, launcher: Launcher) -> str:
     Raises ConfigError where a generator of the policy is placed on another one: its first push
     would end the run.
     """
-    setting = pushes_nearby(plan.objects.get("controller"))
+    setting = traits_of(plan.objects.get("controller")).pushes_nearby
     if not setting or not {POLICY, ROLLOUT} <= placed.workers.keys():
         return ""
     trainer = placed.node_of(POLICY, 0)

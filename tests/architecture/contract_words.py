@@ -143,6 +143,7 @@ def _is_read_by_plugins(word: Word) -> bool:
         "rows",
         "run_files",
         "step_check",
+        "traits",
     )
     return word.module in read or word.owner == "NodeFacts"
 
@@ -150,8 +151,7 @@ def _is_read_by_plugins(word: Word) -> bool:
 def _core() -> list[Path]:
     core = ROOT / "gcore_core"
     outside = [path for path in core.rglob("*.py") if path.relative_to(core).parts[0] != "contract"]
-    # by whose functions the core asks a config, and tools read a run
-    return [*outside, CONTRACT / "abilities.py", CONTRACT / "run_files.py"]
+    return [*outside, CONTRACT / "run_files.py"]  # by whose functions tools read a run
 
 
 def _plugins() -> list[Path]:

@@ -9,7 +9,7 @@ import inspect
 import re
 from pathlib import Path
 
-from gcore_core.contract import abilities, hookspecs
+from gcore_core.contract import hookspecs
 from gcore_core.contract.providers import KINDS, Provider
 
 ROOT = Path(__file__).parents[2]
@@ -95,10 +95,3 @@ def test_the_page_names_every_field_of_a_description() -> None:
     fields = {field.name for cls in classes for field in dataclasses.fields(cls)}
     assert {"memory", "level", "twin"} <= fields
     assert sorted(fields - page_words()) == []
-
-
-def test_the_page_has_a_row_for_every_method_of_a_config_class_and_no_other() -> None:
-    page = (ROOT / "docs/reference/hooks.md").read_text()
-    section = page.partition("### Methods of a config class")[2].partition("\n###")[0]
-    shown = re.findall(r"^\| `(\w+)\(\)", section, flags=re.M)
-    assert sorted(shown) == sorted(ability.method for ability in abilities.ABILITIES)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 
@@ -44,8 +45,8 @@ class Dies(Teacher):
 class NoRewardConfig(fake.FakeAdvantageConfig):
     needs: bool = False
 
-    def works_without_rewards(self) -> bool:
-        return not self.needs
+    def traits(self):
+        return Traits(works_without_rewards=not self.needs)
 
 
 @hookimpl

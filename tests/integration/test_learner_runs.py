@@ -26,6 +26,7 @@ import numpy as np
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 from gcore_testing import fake
 
 ABLE = frozenset({"advantages.action", "annotate"})
@@ -96,8 +97,8 @@ class Level:
 class DrawnConfig:
     names: tuple[str, ...] = ("coach_logp",)
 
-    def requires(self):
-        return frozenset(self.names)
+    def traits(self):
+        return Traits(requires=frozenset(self.names))
 
 
 @hookimpl

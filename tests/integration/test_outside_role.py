@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers
+from gcore_core.contract.traits import Traits
 from gcore_core.controllers.config import SyncConfig
 
 
@@ -42,8 +43,8 @@ class NoteConfig:
 class TowardConfig:
     weight: float
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"teacher_logp"})
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset({"teacher_logp"}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,9 @@ from gcore_language.tiny import VOCABULARY, save_model
 from gcore_language.value_training import ValueTraining
 from gcore_testing.runs import run_together
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.traits import traits_of
 from tests.support.language_models import make_context, make_records
 from tests.support.offline_ranks import pairs
 
@@ -115,7 +115,7 @@ def run(job: Job, rank: int = 0) -> None:
     (work / "meet").mkdir(parents=True, exist_ok=True)
     settings = import_attribute(layout.config)(**{**SETTINGS, **layout.settings})
     trainer = import_attribute(layout.trainer)(settings, _context(job, rank))
-    slots = replica_slots(settings)
+    slots = traits_of(settings).replica_slots
     share = rank // slots, layout.ranks // slots
     before = _weights(trainer)
     metrics = [_train(trainer, job.objective, step, *share) for step in range(STEPS)]

@@ -127,7 +127,7 @@ def run(
         **LIKES[like] | settings,
     )
     trainer = make_trainer(config, facts)
-    degree = config.replica_slots()
+    degree = config.traits().replica_slots
     has_reference = not is_values and like not in _SMOOTH
     scalars = frozenset({"kl_k1"}) if has_reference else frozenset()
     place = rank // degree, ranks // degree, scalars

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.columns import ROUTING
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.traits import traits_of
 from tests.support.language_models import Clip, make_advantages, make_context, make_records
 
 #: eps as large as gradients are: else Adam makes a whole step of the rounding of a gradient that
@@ -52,7 +52,7 @@ def run(rank: int, ranks: int, model: Path, work: Path, spec: dict[str, Any]) ->
     )
     config = import_attribute(spec["config"])(**{**SETTINGS, **spec["settings"]})
     trainer = import_attribute(spec["trainer"])(config, context)
-    slots = replica_slots(config)
+    slots = traits_of(config).replica_slots
     place = rank // slots, ranks // slots
     found: dict[str, Any] = {"metrics": [_step(trainer, step, *place) for step in range(2)]}
     if "resume" in spec:

@@ -27,7 +27,7 @@ def run(spec: dict[str, Any], rank: int) -> None:
     """
     work = Path(spec["work"])
     config = MegatronTrainerConfig(**spec["settings"])
-    slots = config.replica_slots()
+    slots = config.traits().replica_slots
     context = make_context(
         Path(spec["model"]),
         make_objective(*spec["objective"]),

@@ -44,6 +44,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gcore_core.contract.traits import Traits
+
 @dataclass(frozen=True)
 class Optimizer:
     learning_rate: float = 1e-3
@@ -64,16 +66,16 @@ class AdvantageConfig:
     group_size: int = 4
     scalars: list[str] = field(default_factory=list)
 
-    def requires(self):
-        return frozenset(self.scalars)
+    def traits(self):
+        return Traits(requires=frozenset(self.scalars))
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     clip: float = 0.2
     values: bool = False
 
-    def requires(self):
-        return frozenset({"old_logp", "values"} if self.values else {"old_logp"})
+    def traits(self):
+        return Traits(requires={"old_logp", "values"} if self.values else {"old_logp"})
 
 @dataclass(frozen=True)
 class RowsConfig:

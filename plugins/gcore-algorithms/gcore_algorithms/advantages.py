@@ -46,7 +46,7 @@ class RecordAdvantage(ABC):
 
     def __init__(self, config: RecordAdvantageConfig) -> None:
         self.group_size = config.group_size
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._kl = config.kl
         self._clip = config.clip
 
@@ -177,7 +177,7 @@ class Gdpo:
 
     def __init__(self, config: GdpoConfig) -> None:
         self.group_size = config.group_size
-        self.requires = config.requires()
+        self.requires: frozenset[str] = frozenset()
         self._eps = config.eps
         self._over = config.normalise_over
         self._clip = config.clip
@@ -219,7 +219,7 @@ class Gae:
 
     def __init__(self, config: GaeConfig) -> None:
         self.group_size = config.group_size
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:

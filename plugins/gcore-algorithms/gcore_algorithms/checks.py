@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gcore_algorithms.config import GaeConfig, GdpoConfig, ObjectiveConfig, RecordAdvantageConfig
-from gcore_core.contract.abilities import samples_alike
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.traits import traits_of
 
 
 def problems_of(job: ResolvedJob) -> Iterator[str]:
@@ -15,9 +15,9 @@ def problems_of(job: ResolvedJob) -> Iterator[str]:
     advantage, objective = job.objects.get("advantage"), job.objects.get("objective")
     if isinstance(advantage, GaeConfig):
         yield from _advantages_of_actions(job)
-    elif isinstance(advantage, RecordAdvantageConfig | GdpoConfig) and advantage.compares_samples():
+    elif isinstance(advantage, RecordAdvantageConfig | GdpoConfig) and advantage.compares_samples:
         yield from _samples_differ(job)
-    if isinstance(objective, ObjectiveConfig) and objective.adapts():
+    if isinstance(objective, ObjectiveConfig) and objective.adapts:
         yield from _steps_are_shown(job)
 
 
@@ -36,7 +36,7 @@ def _advantages_of_actions(job: ResolvedJob) -> Iterator[str]:
 def _samples_differ(job: ResolvedJob) -> Iterator[str]:
     """The samples of a prompt are not all the same where they are compared with each other."""
     path = f"roles.{ROLLOUT}"
-    setting = samples_alike(job.objects.get(path))
+    setting = traits_of(job.objects.get(path)).samples_alike
     # Another sampling program makes answers from drafts, which have other prompts than the drafts.
     if not setting or job.provided["sampling"].reference != "core/plain":
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 # -- advantages ------------------------------------------------------------------------------------
 
@@ -48,10 +49,12 @@ class RecordAdvantageConfig:
         _check_group_size(self.group_size, self.smallest_group)
         _check_clip(self.clip)
 
-    def requires(self) -> frozenset[str]:
-        """Returns the scalar of preparation that the KL penalty reads, if there is one."""
-        return frozenset({f"kl_{self.kl.estimator}"}) if self.kl.coefficient else frozenset()
+    def traits(self) -> Traits:
+        # A scalar of preparation, which the penalty reads.
+        penalty = {f"kl_{self.kl.estimator}"} if self.kl.coefficient else set()
+        return Traits(requires=frozenset(penalty))
 
+    @property
     def compares_samples(self) -> bool:
         """Whether the baseline is of the group: then one of equal records teaches nothing."""
         return self.smallest_group > 1
@@ -130,9 +133,7 @@ class GdpoConfig:
         _check_eps(self.eps)
         _check_clip(self.clip)
 
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
+    @property
     def compares_samples(self) -> bool:
         """Each reward is normalised in its group."""
         return True
@@ -181,9 +182,9 @@ class GaeConfig:
                     todo=f"set {name} between 0 and 1",
                 )
 
-    def requires(self) -> frozenset[str]:
+    def traits(self) -> Traits:
         columns = {"values", "next_values"} if self.bootstrap else {"values"}
-        return frozenset(columns | {"ref_logp"} if self.kl else columns)
+        return Traits(requires=frozenset(columns | {"ref_logp"} if self.kl else columns))
 
 
 def _check_eps(eps: float) -> None:
@@ -445,7 +446,7 @@ class ObjectiveConfig:
             )
 
         bounds = self.entropy
-        if self.adapts() and not bounds.smallest <= self.entropy_coefficient <= bounds.largest:
+        if self.adapts and not bounds.smallest <= self.entropy_coefficient <= bounds.largest:
             raise ConfigError(
                 f"{self.entropy_coefficient} is not in [{bounds.smallest}, {bounds.largest}]",
                 where="objective.config.entropy_coefficient",
@@ -453,28 +454,25 @@ class ObjectiveConfig:
                 todo="set it within entropy.smallest and entropy.largest",
             )
 
+    @property
     def adapts(self) -> bool:
-        """Returns whether steps change the entropy coefficient."""
+        """Whether steps change the entropy coefficient."""
         return self.entropy.target is not None
 
-    def takes_stale(self) -> bool:
-        """Returns whether older weights may have sampled the actions.
-
-        They may when the ratio, or the correction's weights, divide by the probability under the
-        weights that sampled.
-        """
-        return self.old_logprobs == "rollout" or self.correction.kind != "none"
-
-    def requires(self) -> frozenset[str]:
-        """Returns the columns and outputs beyond those that every objective gets."""
+    def traits(self) -> Traits:
         masks_stale = self.stale_mask.older_than is not None
         needed = {
             "age": self.old_logprobs == "interpolate" or masks_stale,
             "old_logp": self.old_logprobs == "recompute",
             "ref_logp": self.kl.coefficient != 0,
-            "entropy": self.entropy_coefficient != 0 or self.adapts(),
+            "entropy": self.entropy_coefficient != 0 or self.adapts,
         }
-        return frozenset(name for name, is_needed in needed.items() if is_needed)
+        return Traits(
+            requires=frozenset(name for name, is_needed in needed.items() if is_needed),
+            # The ratio, or the correction's weights, divide by the probability under the weights
+            # that sampled.
+            takes_stale=self.old_logprobs == "rollout" or self.correction.kind != "none",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class PolicyObjective(ABC):
     """
 
     def __init__(self, config: ObjectiveConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._entropy = EntropyCoefficient(config.entropy_coefficient, config.entropy)
         self._config = config
         self._before = "old_logp" if config.old_logprobs == "recompute" else "rollout_logp"
@@ -152,7 +152,7 @@ class PolicyObjective(ABC):
             loss = loss + config.kl.coefficient * kl(config.kl.estimator, logp, columns["ref_logp"])
         if self._entropy.applied:
             loss = loss - self._entropy.applied * current["entropy"]
-        if config.adapts():
+        if config.adapts:
             metrics["entropy_coefficient"] = self._entropy.applied * logp.new_full((), logp.numel())
         actions = logp.new_full((), logp.numel())
         counted = {name: (value, actions) for name, value in metrics.items()}

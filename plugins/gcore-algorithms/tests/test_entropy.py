@@ -118,8 +118,8 @@ def test_the_loss_has_the_coefficient_of_the_present_step() -> None:
 
 
 def test_an_objective_says_whether_it_adapts() -> None:
-    assert PpoClipConfig(entropy=EntropyTargetConfig(target=0.2)).adapts()
-    assert not PpoClipConfig(entropy_coefficient=0.01).adapts()
+    assert PpoClipConfig(entropy=EntropyTargetConfig(target=0.2)).adapts
+    assert not PpoClipConfig(entropy_coefficient=0.01).adapts
 
 
 @pytest.mark.parametrize(

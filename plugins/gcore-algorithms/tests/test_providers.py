@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from gcore_core.contract import hookspecs
 from gcore_core.contract.algorithms import ActionAdvantage, Advantage, Objective
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import traits_of
 
 PROVIDERS = [*gcore_algorithms.gcore_advantages(), *gcore_algorithms.gcore_objectives()]
 BY_NAME = {provider.name: provider for provider in PROVIDERS}
@@ -66,7 +67,7 @@ def test_what_a_factory_makes_satisfies_its_protocol_and_its_config(provider):
         protocol = ActionAdvantage if provider.level == "action" else Advantage
         assert made.group_size == config.group_size == 8
     assert isinstance(made, protocol)
-    assert made.requires == config.requires()
+    assert made.requires == traits_of(config).requires
 
 
 @each_provider

@@ -11,8 +11,8 @@ from gcore_torch.config import TorchGeneratorConfig
 from gcore_vllm.config import VllmGeneratorConfig
 
 from gcore_core.config.plan import load_plan
-from gcore_core.contract.abilities import samples_alike
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import traits_of
 
 JOB = """\
 launcher: {use: core/inline}
@@ -79,8 +79,8 @@ def test_answers_that_are_refined_have_other_prompts(check: Check) -> None:
 
 def test_every_engine_of_language_models_says_it() -> None:
     for config in (TorchGeneratorConfig, VllmGeneratorConfig, SglangGeneratorConfig):
-        assert samples_alike(config(top_k=1)) == "top_k=1"
-        assert samples_alike(config()) == ""
+        assert traits_of(config(top_k=1)).samples_alike == "top_k=1"
+        assert traits_of(config()).samples_alike == ""
 
 
 def test_diffusion_without_any_noise_that_differs_is_refused(check: Check) -> None:

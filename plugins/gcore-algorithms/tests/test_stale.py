@@ -17,7 +17,7 @@ from gcore_algorithms.config import ObjectiveConfig
 from gcore_algorithms.objectives import Cispo, Gspo, PolicyObjective, PpoClip, Sapo
 from gcore_algorithms.proximal import interpolated_logp
 
-from gcore_core.contract.abilities import takes_stale
+from gcore_core.contract.traits import traits_of
 
 KINDS: dict[str, tuple[type[PolicyObjective], type[ObjectiveConfig]]] = {
     "ppo_clip": (PpoClip, c.PpoClipConfig),
@@ -322,8 +322,8 @@ def test_only_losses_that_weigh_by_age_ask_for_it(kind: str) -> None:
 @each_kind
 def test_an_interpolated_loss_takes_stale_actions(kind: str) -> None:
     config = KINDS[kind][1]
-    assert takes_stale(config(**DECOUPLED))
+    assert traits_of(config(**DECOUPLED)).takes_stale
     mask = c.StaleMaskConfig(older_than=2)
-    assert not takes_stale(config(old_logprobs="recompute", stale_mask=mask)), (
+    assert not traits_of(config(old_logprobs="recompute", stale_mask=mask)).takes_stale, (
         "a mask corrects nothing"
     )

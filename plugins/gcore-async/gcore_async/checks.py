@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gcore_core.contract.abilities import takes_stale
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.traits import traits_of
 
 
 def problems_of(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _in_flight(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
 
 def _older_weights(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     """The objective corrects for actions that older weights sampled."""
-    if not takes_stale(job.objects["objective"]):
+    if not traits_of(job.objects["objective"]).takes_stale:
         yield (
             f"objective: {job.provided['objective'].reference} does not correct for actions that "
             f"older weights sampled, and controller {job.provided['controller'].reference} trains "

@@ -37,7 +37,7 @@ def notes_at_start(config: AsyncConfig, context: ControllerContext) -> list[str]
     why = why_pushes_wait(config, context)
     if why and config.midway != "wait":
         notes.append(f"pushes wait for samples that run (controller.config.midway), since {why}")
-    updates = config.updates_per_step() if config.ahead else 1
+    updates = config.traits().updates_per_step if config.ahead else 1
     if updates > 1:
         notes.append(
             f"{updates} updates a step: at the last of them records are further from the weights "

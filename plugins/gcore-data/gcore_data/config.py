@@ -9,6 +9,7 @@ from typing import Literal
 
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.rows import RowsConfig
+from gcore_core.contract.traits import Traits
 from gcore_data.extraction import require_rule
 
 #: Suffix of a file -> the reader of ``datasets`` for it.
@@ -100,12 +101,10 @@ class HubConfig:
         explicit = path.startswith(("/", "~", ".")) or path.count("/") > 1
         return explicit or Path(path).suffix in FILE_SUFFIXES or Path(path).exists()
 
-    def downloads(self) -> bool:
-        """Whether the rows come over a network. Offline they are in the cache or nowhere."""
-        return not (self.is_local or _is_offline())
-
-    def shows_images(self) -> bool:
-        return self.images is not None
+    def traits(self) -> Traits:
+        # Offline the rows are in the cache or nowhere.
+        downloads = not (self.is_local or _is_offline())
+        return Traits(downloads=downloads, shows_images=self.images is not None)
 
 
 def _is_offline() -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gcore_language.context.settings import ContextSettings
 from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import require
+
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,8 @@ class DeepSpeedTrainerConfig(LoraTrainerSettings):
     eight of them share it. ``budget_tokens`` is then the tokens of one slot.
     """
 
-    def replica_slots(self) -> int:
-        """Returns how many slots get the same records."""
-        return self.context.degree
+    def traits(self) -> Traits:
+        return replace(super().traits(), replica_slots=self.context.degree)
 
     def __post_init__(self) -> None:
         super().__post_init__()

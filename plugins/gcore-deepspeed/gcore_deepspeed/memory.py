@@ -49,7 +49,7 @@ def trainer_memory(config: DeepSpeedTrainerConfig, worker: WorkerShape) -> Itera
     held = list(_held(model, config, worker))
     yield from held
     yield asleep_trainer(held, worker)
-    replicas = max(1, worker.slots // config.replica_slots())
+    replicas = max(1, worker.slots // config.traits().replica_slots)
     yield from of_passes(model, config, worker, replicas=replicas)
     yield push_buckets(model, config.dtype, worker.push_bytes)
 

@@ -52,7 +52,7 @@ def test_a_setting_out_of_range_is_refused(setting: dict[str, Any], message: str
 
 
 def test_slots_that_share_a_micro_batch_are_one_replica() -> None:
-    assert DeepSpeedTrainerConfig(**SHARED).replica_slots() == 4
+    assert DeepSpeedTrainerConfig(**SHARED).traits().replica_slots == 4
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from gcore_language.settings import AUTO, check_threads, require
+
+from gcore_core.contract.traits import Traits
 
 Noise = Literal["sde", "dance", "cps", "ddim"]
 Prediction = Literal["flow", "epsilon", "v"]
@@ -69,8 +71,8 @@ class DenoiserSettings:
             f"must be positive, is {self.max_sequence_length}",
         )
 
-    def logprob_band(self) -> float:
-        return LOGPROB_BANDS[self.dtype]
+    def traits(self) -> Traits:
+        return Traits(logprob_band=LOGPROB_BANDS[self.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +142,10 @@ class DiffusionGeneratorConfig(DenoiserSettings):
         )
         require(0 <= self.window <= last, "window", f"must be in 0..{last}, is {self.window}")
 
-    def samples_alike(self) -> str:
-        """Returns the setting under which no noise, neither the first nor a step's, differs."""
-        return f"scale={self.scale}" if self.same_noise and self.scale == 0 else ""
+    def traits(self) -> Traits:
+        # No noise differs then, neither the first nor a step's.
+        alike = f"scale={self.scale}" if self.same_noise and self.scale == 0 else ""
+        return replace(super().traits(), samples_alike=alike)
 
     @property
     def last_stochastic(self) -> int:

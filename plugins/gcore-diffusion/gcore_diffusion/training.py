@@ -138,7 +138,7 @@ class DiffusionTrainer(LanguageTrainer):
         gap = self._denoising.ranks.max([gap])[0]
         if gap < 0:
             return None
-        band = self._diffusion.logprob_band()
+        band = self._diffusion.traits().logprob_band
         if not gap <= band:  # NaN is outside as well
             raise WeightMismatch(
                 (

@@ -25,10 +25,10 @@ import torch
 from gcore_testing.runs import run_recipe, run_together
 from safetensors.numpy import load_file
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.traits import traits_of
 from gcore_language.tiny import VOCABULARY
 
 STEPS = 5
@@ -269,7 +269,7 @@ def _run(job: Job, rank: int) -> None:
     )
     config = import_attribute(layout.config)(**{**_SETTINGS, **layout.settings})
     trainer = import_attribute(layout.trainer)(config, context)
-    slots = replica_slots(config)
+    slots = traits_of(config).replica_slots
     replica = rank // slots
     replicas = layout.ranks // slots
 

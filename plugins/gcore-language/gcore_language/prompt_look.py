@@ -138,7 +138,7 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str | Fact]:
         where      config path that names the data
         role       config path of the generator
         what       how a row's number is introduced: "row", or "its question about row"
-        rows       a row of each form, as ``gcore_core.kits.rows`` gives them
+        rows       a row of each form, as ``gcore_language.rows`` gives them
         limit      tokens of prompt and answer; left out or null: not known
         long       the longest rows, with all that may have more
         all_long   whether no other row may

@@ -18,9 +18,9 @@ from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.looking import Look
 from gcore_core.contract.records import Prompt
-from gcore_core.kits.rows import longest_rows, nbytes_of_prompt, rows_of_each_form
 from gcore_language.end_ids import FILES
 from gcore_language.model_places import directory_here, position_limit
+from gcore_language.rows import longest_rows, nbytes_of_prompt, rows_of_each_form
 from gcore_language.turns import problem_of
 
 #: At most so many rows of a dataset are told.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 #: Dtype -> how far apart two correct engines may be in the log-prob of one action, in nats.
 #: float32: kernels that add up in another order differ by 1e-6 to 3e-5 in a logit, more where
@@ -125,19 +126,20 @@ class GeneratorSettings:
         length = self.context_length
         require(length is None or length > 0, "context_length", f"must be positive, is {length}")
 
-    def samples_alike(self) -> str:
+    def traits(self) -> Traits:
+        return Traits(
+            logprob_band=LOGPROB_BANDS[self.dtype],
+            precision=self.dtype,
+            samples_alike=self._samples_alike(),
+        )
+
+    def _samples_alike(self) -> str:
         """Returns the setting under which the likeliest token is taken, always or all but."""
         if self.temperature < _COLD:
             return f"temperature={self.temperature}"
         if self.top_k == 1:
             return "top_k=1"
         return f"top_p={self.top_p}" if self.top_p <= _NARROW else ""
-
-    def logprob_band(self) -> float:
-        return LOGPROB_BANDS[self.dtype]
-
-    def precision(self) -> str:
-        return self.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +270,5 @@ class TrainerSettings:
             f"must not be negative, is {self.value_head_std}",
         )
 
-    def logprob_band(self) -> float:
-        return LOGPROB_BANDS[self.dtype]
-
-    def precision(self) -> str:
-        return self.dtype
+    def traits(self) -> Traits:
+        return Traits(logprob_band=LOGPROB_BANDS[self.dtype], precision=self.dtype)

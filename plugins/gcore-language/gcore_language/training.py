@@ -933,7 +933,7 @@ class LanguageTrainer:
             return
         furthest, actions = self._engine.ranks.max([pass_.furthest, pass_.actions])
         self._check_finite(pass_, furthest)
-        band = self._settings.logprob_band()
+        band = self._settings.traits().logprob_band
         exact = self._settings.dtype == "float32"
         if not self._moved and furthest > band:
             problem = (
@@ -978,7 +978,7 @@ class LanguageTrainer:
             return
         furthest, actions = self._engine.ranks.max([pass_.from_reference, pass_.referred])
         self._check_finite(pass_, furthest)
-        band = self._settings.logprob_band()
+        band = self._settings.traits().logprob_band
         if self._updates == 0 and furthest > band:
             problem = f"before any update the reference differs by {furthest:.3g}, band {band:g}"
             why = "it is not the policy that the run began with: its log-probs are of other weights"

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gcore_core.contract.abilities import needs_routing
 from gcore_core.contract.trainer import TrainRecord
+from gcore_core.contract.traits import traits_of
 from gcore_language.routing import check_routing
 from gcore_language.training import LanguageTrainer, TrainingEngine
 
@@ -33,7 +33,7 @@ class TrainsExperts(LanguageTrainer):
         Raises DataError for a record without the experts of its tokens where the settings ask for
         their replay.
         """
-        if needs_routing(self._settings):
+        if traits_of(self._settings).needs_routing:
             check_routing(records, self._context.role)
         return super().prepare(records, scalars)
 

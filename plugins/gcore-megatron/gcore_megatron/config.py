@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gcore_language.lora_settings import LoraSettings
 from gcore_language.settings import TrainerSettings, require
+
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +108,12 @@ class MegatronTrainerConfig(TrainerSettings):
             for setting, why in problems_of_experts(self):
                 require(False, setting, why)
 
-    def needs_routing(self) -> bool:
-        """Returns whether a run is refused whose generator does not give the column ``routing``."""
-        return self.router_replay == "always"
-
-    def replica_slots(self) -> int:
-        """Slots that one replica takes together."""
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+    def traits(self) -> Traits:
+        return replace(
+            super().traits(),
+            needs_routing=self.router_replay == "always",
+            replica_slots=self.tensor_parallel * self.pipeline_parallel * self.context_parallel,
+        )
 
 
 def problems_of_experts(config: MegatronTrainerConfig) -> Iterator[tuple[str, str]]:

@@ -562,9 +562,10 @@ def _silent(device: torch.device) -> Batch:
 
 
 def _check_ranks(config: MegatronTrainerConfig, context: WorkerContext) -> None:
-    if context.ranks % config.replica_slots():
+    replica_slots = config.traits().replica_slots
+    if context.ranks % replica_slots:
         raise ConfigError(
-            f"{context.ranks} slots cannot be divided into replicas of {config.replica_slots()}.",
+            f"{context.ranks} slots cannot be divided into replicas of {replica_slots}.",
             where=f"roles.{context.role}.slots",
             why="A replica takes tensor_parallel x pipeline_parallel x context_parallel slots.",
         )

@@ -50,7 +50,7 @@ def trainer_memory(config: MegatronTrainerConfig, worker: WorkerShape) -> Iterat
     run = replace(worker, slots=1)  # no weights are gathered
     shared = config.context_parallel
     shared *= config.tensor_parallel if config.sequence_parallel else 1
-    replicas = max(1, worker.slots // config.replica_slots())
+    replicas = max(1, worker.slots // config.traits().replica_slots)
     for need in of_passes(model, config, run, replicas=replicas):
         # A first stage keeps as many micro-batches as there are stages (1F1B), each of its layers
         # alone: together as much as one device would keep.
@@ -76,7 +76,7 @@ def _held(
     experts = _experts_of_slot(model, config)
     dense = _of_stage(model, config)
     own = dense + experts
-    replicas = max(1, worker.slots // config.replica_slots())
+    replicas = max(1, worker.slots // config.traits().replica_slots)
     size = NBYTES[config.dtype]
     states = MOMENTS_BYTES + (_MASTER if size < _MASTER else 0)
     share = replicas if config.distributed_optimizer else 1

@@ -273,7 +273,7 @@ def test_experts_are_spread_over_neighbours_of_a_stage(monkeypatch: pytest.Monke
         for rank in range(ranks):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
             _join_groups(config, has_experts=True)
-            slots = config.replica_slots()
+            slots = config.traits().replica_slots
             assert ps.get_data_parallel_rank() == rank // slots
             stage = rank % slots // tensor
             assert ps.get_pipeline_model_parallel_rank() == stage

@@ -179,12 +179,12 @@ def test_neighbouring_ranks_form_one_replica(monkeypatch: pytest.MonkeyPatch) ->
         config = MegatronTrainerConfig(
             tensor_parallel=tensor, context_parallel=context, pipeline_parallel=pipeline
         )
-        ranks = config.replica_slots() * data
+        ranks = config.traits().replica_slots * data
         for rank in range(ranks):
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
             _join_groups(config)
-            place = rank % config.replica_slots()
-            assert ps.get_data_parallel_rank() == rank // config.replica_slots()
+            place = rank % config.traits().replica_slots
+            assert ps.get_data_parallel_rank() == rank // config.traits().replica_slots
             assert ps.get_tensor_model_parallel_rank() == place % tensor
             assert ps.get_context_parallel_rank() == place // tensor % context
             assert ps.get_pipeline_model_parallel_rank() == place // tensor // context

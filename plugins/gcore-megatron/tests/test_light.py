@@ -57,8 +57,8 @@ def test_adapters_are_refused_and_a_job_that_says_there_are_none_is_taken() -> N
 
 def test_a_replica_takes_the_product_of_its_parallel_sizes() -> None:
     plain = {"tensor_parallel": 4, "pipeline_parallel": 3, "context_parallel": 2}
-    assert msgspec.convert(plain, MegatronTrainerConfig).replica_slots() == 24
-    assert MegatronTrainerConfig().replica_slots() == 1
+    assert msgspec.convert(plain, MegatronTrainerConfig).traits().replica_slots == 24
+    assert MegatronTrainerConfig().traits().replica_slots == 1
 
 
 @pytest.mark.parametrize(

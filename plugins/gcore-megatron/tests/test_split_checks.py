@@ -78,8 +78,8 @@ def test_sizes_that_go_together_are_taken(settings: dict[str, Any]) -> None:
 
 
 def test_a_run_needs_recorded_experts_only_where_they_are_always_replayed() -> None:
-    assert MegatronTrainerConfig(router_replay="always").needs_routing()
-    assert not MegatronTrainerConfig().needs_routing()
+    assert MegatronTrainerConfig(router_replay="always").traits().needs_routing
+    assert not MegatronTrainerConfig().traits().needs_routing
 
 
 def checked(

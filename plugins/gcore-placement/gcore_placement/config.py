@@ -5,11 +5,11 @@ The string below a field is its help, which ``g-core plugins show placement`` pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 
 def _require(holds: bool, where: str, what: str) -> None:
@@ -71,11 +71,14 @@ class UtilisationConfig:
         _require(self.cells >= 1, "cells", f"must be at least 1, is {self.cells}")
         _require(self.threshold >= 0, "threshold", f"must not be negative, is {self.threshold:g}")
 
-    def meters(self) -> Mapping[str, str]:
-        """Returns kind of device -> the meter of ``signal: hardware``; empty for other signals."""
+    def traits(self) -> Traits:
         if self.signal != "hardware":
-            return {}
-        return {"cuda": "gcore_placement.nvml:Nvml", "cpu": "gcore_placement.processors:Processors"}
+            return Traits()
+        meters = {
+            "cuda": "gcore_placement.nvml:Nvml",
+            "cpu": "gcore_placement.processors:Processors",
+        }
+        return Traits(meters=meters)
 
 
 @dataclass(frozen=True, kw_only=True)

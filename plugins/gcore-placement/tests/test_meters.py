@@ -193,8 +193,12 @@ def test_a_gpu_that_cannot_be_read_is_an_error(
 
 
 def test_meters_are_named_for_the_hardware_signal_alone() -> None:
-    assert UtilisationConfig().meters() == UtilisationConfig(signal="filled").meters() == {}
-    assert UtilisationConfig(signal="hardware").meters().keys() == {"cuda", "cpu"}
+    assert (
+        UtilisationConfig().traits().meters
+        == UtilisationConfig(signal="filled").traits().meters
+        == {}
+    )
+    assert UtilisationConfig(signal="hardware").traits().meters.keys() == {"cuda", "cpu"}
 
 
 @pytest.mark.parametrize(

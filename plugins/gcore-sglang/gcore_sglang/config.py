@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gcore_language.settings import GeneratorSettings, require
+
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,9 @@ class SglangGeneratorConfig(GeneratorSettings):
         for name in ("start_timeout_s", "push_timeout_s"):
             require(getattr(self, name) > 0, name, f"must be positive, is {getattr(self, name)}")
 
-    def takes_adapters(self) -> bool:
-        """Returns whether SGLang has room for an adapter that a push brings alone."""
-        return self.lora_rank > 0
-
-    def replica_slots(self) -> int:
-        """Returns the number of slots that one replica takes."""
-        return self.tensor_parallel
+    def traits(self) -> Traits:
+        return replace(
+            super().traits(),
+            replica_slots=self.tensor_parallel,
+            takes_adapters=self.lora_rank > 0,  # else the engine has no room for one
+        )

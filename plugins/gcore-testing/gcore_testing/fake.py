@@ -38,6 +38,7 @@ from gcore_core.contract.records import (
 )
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
+from gcore_core.contract.traits import Traits
 from gcore_testing.safetensors_files import write_safetensors
 
 VOCABULARY = "abcdefgh."  # the last character ends an answer
@@ -62,8 +63,8 @@ class FakeTrainerConfig:
     toward: str = ""
     """A per-action column of log-probs, which another role gives, that the policy is drawn to."""
 
-    def replica_slots(self) -> int:
-        return self.replica
+    def traits(self) -> Traits:
+        return Traits(replica_slots=self.replica)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gcore_language.context.settings import ContextSettings
@@ -11,6 +11,7 @@ from gcore_language.lora_settings import LoraTrainerSettings
 from gcore_language.settings import AUTO, GeneratorSettings, check_threads, require
 from gcore_language.shared_settings import ValueHeadSettings
 
+from gcore_core.contract.traits import Traits
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
 
@@ -54,13 +55,15 @@ class TorchTrainerConfig(LoraTrainerSettings):
     mixture of experts.
     """
 
-    def own_columns(self) -> frozenset[str]:
-        """Returns the values before and after each action, where the policy has a value head."""
-        return frozenset({"values", "next_values"}) if self.value_head.on else frozenset()
-
-    def needs_routing(self) -> bool:
-        """Returns whether a run is refused whose generator does not give the column ``routing``."""
-        return self.router_replay == "always"
+    def traits(self) -> Traits:
+        # The values before and after each action.
+        values = {"values", "next_values"} if self.value_head.on else set()
+        return replace(
+            super().traits(),
+            replica_slots=self.context.degree * self.sharding.tensor,
+            own_columns=frozenset(values),
+            needs_routing=self.router_replay == "always",
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,10 +103,6 @@ class TorchTrainerConfig(LoraTrainerSettings):
             "attn_implementation",
             "flash_attention_2 takes no mask, so it needs packing: padded",
         )
-
-    def replica_slots(self) -> int:
-        """Returns how many slots get the same records."""
-        return self.context.degree * self.sharding.tensor
 
 
 def _check_shared(config: TorchTrainerConfig) -> None:
@@ -182,17 +181,14 @@ class TorchGeneratorConfig(GeneratorSettings):
     trainer can replay it.
     """
 
-    def gives_routing(self) -> bool:
-        """Returns whether records of a mixture of experts have the column ``routing``."""
-        return self.routing == "auto"
-
-    def keeps_weights(self) -> bool:
-        """Returns whether the weights are valid after a sleep without a push."""
-        return self.sleep == "keep"
-
-    def takes_adapters(self) -> bool:
-        """Returns whether the base is always there, so that a push may bring an adapter alone."""
-        return self.sleep == "keep"
+    def traits(self) -> Traits:
+        keeps_base = self.sleep == "keep"
+        return replace(
+            super().traits(),
+            drops_weights=not keeps_base,
+            takes_adapters=keeps_base,
+            gives_routing=self.routing == "auto",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

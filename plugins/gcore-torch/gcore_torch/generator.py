@@ -445,7 +445,7 @@ class TorchGenerator:
         Nothing where the model has none, or where the settings do not want them.
         """
         decoder = self._decoder
-        if self._config.gives_routing() and isinstance(decoder, TransformersDecoder):
+        if self._config.traits().gives_routing and isinstance(decoder, TransformersDecoder):
             return decoder.routed
         return []
 

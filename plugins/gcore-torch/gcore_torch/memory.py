@@ -228,7 +228,7 @@ def _computing(
             )
     # a state in host memory goes through FSDP2 on one rank too
     shared = replace(worker, slots=max(2, worker.slots)) if config.offload.state else worker
-    replicas = max(1, worker.slots // config.replica_slots())
+    replicas = max(1, worker.slots // config.traits().replica_slots)
     run = pass_of(config, shared, replicas=replicas, parts=worker.minibatches)
     for need in of_passes(model, config, shared, replicas=replicas, frozen=config.lora.on):
         saved = (need.phase, need.what) == ("training", "activations")

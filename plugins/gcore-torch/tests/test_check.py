@@ -22,9 +22,9 @@ from gcore_torch.mesh import refuse_images
 from gcore_torch.offload_settings import OffloadSettings
 from gcore_torch.sharding_settings import ShardingSettings
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.looking import Look
+from gcore_core.contract.traits import traits_of
 
 
 def plan(policy: dict[str, Any], rollout: dict[str, Any], use: str = "torch") -> dict[str, Any]:
@@ -120,7 +120,7 @@ def test_what_is_not_tested_with_shared_contexts_is_refused(setting: dict[str, A
 )
 def test_what_slots_that_share_contexts_can_do_beside_is_taken(setting: dict[str, Any]) -> None:
     shared = TorchTrainerConfig(**setting, context=ContextSettings(ring=2))
-    assert replica_slots(shared) == 2
+    assert traits_of(shared).replica_slots == 2
 
 
 def test_sizes_below_one_are_refused() -> None:
@@ -130,9 +130,9 @@ def test_sizes_below_one_are_refused() -> None:
 
 
 def test_slots_that_share_contexts_are_one_replica() -> None:
-    assert replica_slots(TorchTrainerConfig()) == 1
+    assert traits_of(TorchTrainerConfig()).replica_slots == 1
     shared = TorchTrainerConfig(context=ContextSettings(ulysses=2, ring=4))
-    assert replica_slots(shared) == 8
+    assert traits_of(shared).replica_slots == 8
 
 
 def sharded(sharding: dict[str, Any], slots: int = 4, **run: Any) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_what_is_not_tested_with_split_layers_is_refused(setting: dict[str, Any]
 
 
 def test_slots_that_split_the_layers_are_one_replica() -> None:
-    assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(tensor=2))) == 2
+    assert traits_of(TorchTrainerConfig(sharding=ShardingSettings(tensor=2))).replica_slots == 2
     with pytest.raises(ConfigError, match="does not go with replicas"):
         ShardingSettings(tensor=2, replicas=2)
 
@@ -268,7 +268,7 @@ def test_spread_experts_go_with_no_other_layout(other: str) -> None:
 
 
 def test_slots_that_experts_are_spread_over_have_records_of_their_own() -> None:
-    assert replica_slots(TorchTrainerConfig(sharding=ShardingSettings(experts=2))) == 1
+    assert traits_of(TorchTrainerConfig(sharding=ShardingSettings(experts=2))).replica_slots == 1
 
 
 def test_what_is_not_tested_with_replicas_is_refused() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gcore_language.settings import GeneratorSettings, require
+
+from gcore_core.contract.traits import Traits
 
 #: Below it vLLM takes this temperature in silence, and log-probs would be those of another one than
 #: the record says.
@@ -60,10 +62,9 @@ class VllmGeneratorConfig(GeneratorSettings):
             "must be 0 with lora_path: vLLM adds one adapter to a sample",
         )
 
-    def takes_adapters(self) -> bool:
-        """Returns whether vLLM has room for an adapter that a push brings alone."""
-        return self.lora_rank > 0
-
-    def replica_slots(self) -> int:
-        """Returns the number of slots that one replica takes."""
-        return self.tensor_parallel
+    def traits(self) -> Traits:
+        return replace(
+            super().traits(),
+            replica_slots=self.tensor_parallel,
+            takes_adapters=self.lora_rank > 0,  # else the engine has no room for one
+        )

@@ -186,13 +186,13 @@ def test_check_imports_the_plugin_in_a_process_of_its_own(
             "@hookimpl\ndef gcore_objectives():\n    yield p.ObjectiveProvider(summary='', "
             "factory='no.such:F', config=C)",
             "objective bad: its config class C: the core never calls take_stale(); did you mean "
-            "takes_stale()?",
+            "Traits(takes_stale=...) of traits()?",
         ),
         (
-            "@dataclass\nclass C:\n    takes_stale: bool = True\n"
+            "@dataclass\nclass C:\n    traits: bool = True\n"
             "@hookimpl\ndef gcore_objectives():\n    yield p.ObjectiveProvider(summary='', "
             "factory='no.such:F', config=C)",
-            "config class C: 'takes_stale' is no method; write def takes_stale(self) -> bool",
+            "config class C: 'traits' is no method; write def traits(self) -> Traits",
         ),
     ],
 )

@@ -195,6 +195,7 @@ from dataclasses import dataclass
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 from gcore_core.contract.columns import ColumnSpec
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,16 +203,16 @@ class WideConfig:
     k: int = 0
     column: str = "best_ids"
 
-    def column_widths(self) -> dict[str, int]:
-        return {self.column: self.k}
+    def traits(self) -> Traits:
+        return Traits(column_widths={self.column: self.k})
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeedsConfig:
     names: tuple[str, ...] = ()
 
-    def requires(self) -> frozenset[str]:
-        return frozenset(self.names)
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset(self.names))
 
 
 @hookimpl

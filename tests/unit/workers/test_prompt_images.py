@@ -114,12 +114,13 @@ from dataclasses import dataclass
 
 from gcore_core import hookimpl
 from gcore_core.contract import providers as p
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    def shows_images(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return Traits(shows_images=True)
 
 
 @hookimpl

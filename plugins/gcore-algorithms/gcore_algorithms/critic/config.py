@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +26,5 @@ class ValueLossConfig:
                 todo="set clip to 0, which does not clip, or to more",
             )
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"values", "old_values", "returns"})
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset({"values", "old_values", "returns"}))

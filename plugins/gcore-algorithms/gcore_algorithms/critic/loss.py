@@ -29,7 +29,7 @@ class ValueLoss:
     """
 
     def __init__(self, config: ValueLossConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._clip = config.clip
 
     def loss(

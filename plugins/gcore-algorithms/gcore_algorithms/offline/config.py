@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 from gcore_core.kits.programs import SyncConfig
 
 
@@ -32,8 +33,8 @@ class OfflineConfig(SyncConfig):
 class PairsConfig(OfflineConfig):
     """Settings of the step program whose rows have two answers."""
 
-    def records_per_group(self) -> int:
-        return 2
+    def traits(self) -> Traits:
+        return replace(super().traits(), records_per_group=2)
 
 
 # -- datasets --------------------------------------------------------------------------------------
@@ -103,8 +104,8 @@ class SftConfig:
     every record.
     """
 
-    def requires(self) -> frozenset[str]:
-        return frozenset()
+    def traits(self) -> Traits:
+        return Traits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +137,8 @@ class DpoConfig:
             f"has no meaning for the variant {self.variant}; set it to 0",
         )
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"group", "sample", "ref_logp"})
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset({"group", "sample", "ref_logp"}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +176,9 @@ class BradleyTerryConfig(RewardModelConfig):
         super().__post_init__()
         _require(0 <= self.margin < math.inf, "margin", f"must not be negative, is {self.margin}")
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"values", "group", "sample"} | ({"label"} if self.margin else set()))
+    def traits(self) -> Traits:
+        label = {"label"} if self.margin else set()
+        return Traits(requires=frozenset({"values", "group", "sample"} | label))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,5 +190,5 @@ class ScalarConfig(RewardModelConfig):
     the answer is good, 0 to 1, and the reward its logit.
     """
 
-    def requires(self) -> frozenset[str]:
-        return frozenset({"values", "label"})
+    def traits(self) -> Traits:
+        return Traits(requires=frozenset({"values", "label"}))

@@ -26,7 +26,7 @@ def row_problems(arguments: Mapping[str, Any]) -> Iterator[str | Fact]:
 
     arguments: ``directory`` and ``trust_remote_code`` of the tokenizer;
         where    config path that names the data
-        rows     a row of each form, as ``gcore_core.kits.rows`` gives them
+        rows     a row of each form, as ``gcore_language.rows`` gives them
         long     the longest rows
         answers  how many a row must have
         reader   "answers", or "texts" for a reward model

@@ -99,7 +99,7 @@ class Dpo:
     """
 
     def __init__(self, config: DpoConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def loss(
@@ -165,7 +165,7 @@ class BradleyTerry:
     """
 
     def __init__(self, config: BradleyTerryConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def loss(
@@ -213,7 +213,7 @@ class Scalar:
     """
 
     def __init__(self, config: ScalarConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def loss(

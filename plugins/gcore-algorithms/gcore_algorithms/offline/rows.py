@@ -22,11 +22,11 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from gcore_language.rows import nbytes_of_prompt
 
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
-from gcore_core.kits.rows import nbytes_of_prompt
 
 Kind = Literal["chat", "pairs", "scores"]
 Turns = list[dict[str, Any]]

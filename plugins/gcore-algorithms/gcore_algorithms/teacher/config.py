@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gcore_language.settings import AUTO, check_threads
 
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.traits import Traits
 
 #: Columns of a teacher's likeliest tokens at each action, [A, k]: ids and log-probs, likeliest
 #: first.
@@ -59,9 +59,9 @@ class FrozenModelConfig:
         )
         check_threads(self.threads)
 
-    def column_widths(self) -> Mapping[str, int]:
-        """Returns k of the wide columns; see ``gcore_core.contract.abilities.SaysWidths``."""
-        return {TOP_IDS: self.top_k, TOP_LOGP: self.top_k} if self.top_k else {}
+    def traits(self) -> Traits:
+        widths = {TOP_IDS: self.top_k, TOP_LOGP: self.top_k} if self.top_k else {}
+        return Traits(column_widths=widths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +126,13 @@ class ReverseKlConfig(DistillationConfig):
         super().__post_init__()
         _require(self.largest_gap > 0, "largest_gap", f"must be positive, is {self.largest_gap}")
 
-    def requires(self) -> frozenset[str]:
-        """Returns the columns that the loss reads."""
+    def traits(self) -> Traits:
         own = {"old_logp"} if self.old_logprobs == "recompute" else set()
-        return frozenset({"teacher_logp"} | own)
-
-    def takes_stale(self) -> bool:
-        """Returns whether older weights may have sampled the actions.
-
-        They may where the ratio divides by the probability under the weights that sampled.
-        """
-        return self.old_logprobs == "rollout"
+        return Traits(
+            requires=frozenset({"teacher_logp"} | own),
+            # The ratio divides by the probability under the weights that sampled.
+            takes_stale=self.old_logprobs == "rollout",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +154,10 @@ class JensenShannonConfig(DistillationConfig):
         super().__post_init__()
         _require(0 <= self.beta <= 1, "beta", f"must be in 0..1, is {self.beta}")
 
-    def requires(self) -> frozenset[str]:
-        """Returns the columns that the loss reads, and the policy's log-probs that it needs."""
+    def traits(self) -> Traits:
         recomputes = self.reward_weight and self.old_logprobs == "recompute"
         own = {"old_logp"} if recomputes else set()
-        return frozenset({TOP_IDS, TOP_LOGP, f"logp@{TOP_IDS}"} | own)
+        return Traits(requires=frozenset({TOP_IDS, TOP_LOGP, f"logp@{TOP_IDS}"} | own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +170,5 @@ class NoRewardConfig:
     def __post_init__(self) -> None:
         _require(self.group_size >= 1, "group_size", f"must be at least 1, is {self.group_size}")
 
-    def works_without_rewards(self) -> bool:
-        """Returns True: rewards are not looked at."""
-        return True
+    def traits(self) -> Traits:
+        return Traits(works_without_rewards=True)

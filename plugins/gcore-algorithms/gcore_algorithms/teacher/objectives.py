@@ -59,7 +59,7 @@ class ReverseKl:
     """
 
     def __init__(self, config: ReverseKlConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def advantages(self, columns: Mapping[str, Tensor]) -> Tensor:
@@ -120,7 +120,7 @@ class JensenShannon:
     """
 
     def __init__(self, config: JensenShannonConfig) -> None:
-        self.requires = config.requires()
+        self.requires = config.traits().requires
         self._config = config
 
     def loss(

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from gcore_language.rows import rows_of_each_form
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.looking import Look
 from gcore_core.contract.records import Prompt
-from gcore_core.kits.rows import rows_of_each_form
 from gcore_rewards.genrm.config import JudgeConfig, PairwiseConfig, PointwiseConfig, RubricConfig
 from gcore_rewards.genrm.templates import MissingField, text_of
 

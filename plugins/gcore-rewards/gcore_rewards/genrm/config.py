@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from gcore_core.contract.traits import Traits
 from gcore_rewards.genrm.parser_config import ParserConfig, require
 from gcore_rewards.genrm.parsers import make_reader, make_rubric_reader
 from gcore_rewards.genrm.patterns import Pattern
@@ -199,9 +200,8 @@ class JudgeConfig:
         """Places of images."""
         return frozenset(self.images)
 
-    def shows_images(self) -> bool:
-        """Whether the judge's role must take images."""
-        return bool(self.images)
+    def traits(self) -> Traits:
+        return Traits(shows_images=bool(self.images))
 
     def general(self) -> str:
         """Returns the template that is used where none is set."""

@@ -392,8 +392,8 @@ def test_a_turn_that_shows_images_is_made_of_parts_in_the_order_of_the_template(
 )
 def test_the_general_templates_show_the_images(settings: JudgeConfig, shown: list[str]) -> None:
     assert settings.make_form().shown == shown
-    assert settings.shows_images()
+    assert settings.traits().shows_images
 
 
 def test_a_judge_without_images_shows_none() -> None:
-    assert not PointwiseConfig().shows_images() and PointwiseConfig().make_form().shown == []
+    assert not PointwiseConfig().traits().shows_images and PointwiseConfig().make_form().shown == []

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import FactorySpec, build, config_object, reference_to
 from gcore_core.contract.providers import Provider
 from gcore_core.contract.trainer import Trainer
+from gcore_core.contract.traits import traits_of
 from gcore_testing.contracts.trainer import PolicyGradient, make_records, train
 from gcore_testing.runs import run_together
 from gcore_testing.safetensors_files import Tensors, read_safetensors, write_safetensors
@@ -63,7 +63,7 @@ def trained_by(
     config_class = "" if provider.config is None else reference_to(provider.config)
     factory = FactorySpec(provider.factory, config_class, dict(settings))
     programs = []
-    size = replica_slots(config_object(factory))
+    size = traits_of(config_object(factory)).replica_slots
     address = f"127.0.0.1:{_free_port()}" if at_address else ""
     for rank in range(ranks * size):
         spec = RankSpec(
@@ -98,7 +98,7 @@ def main(file: str) -> None:
     trainer: Trainer = build(spec.factory, context)
     records = make_records(spec.vocabulary)
     advantages = np.random.default_rng(1).standard_normal(len(records))
-    size = replica_slots(config_object(spec.factory))
+    size = traits_of(config_object(spec.factory)).replica_slots
     indexes = shard(len(records), spec.rank // size, spec.ranks // size)
     for step in (0, 1):
         train(trainer, [records[i] for i in indexes], advantages[indexes], step=step)

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.contract.abilities import replica_slots
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import POLICY
+from gcore_core.contract.traits import traits_of
 from gcore_core.kits.commands import open_interpreter, trained_roles
 from gcore_core.kits.models import make_model, models_cache
 from gcore_core.kits.runs import open_checkpoint, saved_plan
@@ -46,7 +46,7 @@ def export_step(run_dir: Path, step: int, to: Path, role: str = POLICY) -> int:
     own = f"roles.{role}.objective"
     objective = plan.factory(own if own in plan.provided else "objective")
     python = open_interpreter(node.python, where=f"roles.{role}.python").python
-    ranks = replica_slots(plan.objects[f"roles.{role}"])
+    ranks = traits_of(plan.objects[f"roles.{role}"]).replica_slots
 
     def write(fresh: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="g-core-") as folder:

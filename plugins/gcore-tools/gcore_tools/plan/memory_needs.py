@@ -11,13 +11,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gcore_core.contract.abilities import (
-    groups_per_step,
-    minibatches_per_step,
-    push_bytes,
-    records_per_group,
-    required_by,
-)
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import build, import_attribute
 from gcore_core.contract.job_settings import POLICY, ROLLOUT, FilterSettings, SamplingSettings
@@ -26,6 +19,7 @@ from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import ControllerProvider
+from gcore_core.contract.traits import traits_of
 from gcore_core.kits.models import find_made, models_cache
 
 GIB = 2**30
@@ -193,10 +187,10 @@ def _shape(plan: ResolvedJob, role: str, kind: str, facts: Mapping[str, int]) ->
         slots=node.slots,
         model=dict(_with_path(model)),
         engine=dict(node.engine),
-        requires=required_by(plan.objects.get(objective)),
+        requires=traits_of(plan.objects.get(objective)).requires,
         given=frozenset(column.name for columns in others for column in columns),
         deterministic=plan.settings.run.deterministic,
-        push_bytes=push_bytes(plan.objects.get("controller")),
+        push_bytes=traits_of(plan.objects.get("controller")).push_bytes,
         records=_records(plan, role),
         group_size=_group_size(plan),
         minibatches=_minibatches(plan, role),
@@ -217,7 +211,7 @@ def _records(plan: ResolvedJob, role: str) -> int:
 
     Generators that draw ahead of the trainer, or for a filter, may draw more than a step trains on.
     """
-    groups = groups_per_step(plan.objects.get("controller"))
+    groups = traits_of(plan.objects.get("controller")).groups_per_step
     if plan.provided[f"roles.{role}"].kind == "trainer":
         return groups * _group_size(plan)
     controller = plan.provided["controller"].spec
@@ -233,14 +227,14 @@ def _records(plan: ResolvedJob, role: str) -> int:
 def _group_size(plan: ResolvedJob) -> int:
     """Returns how many records of a step have one prompt."""
     if "advantage" not in plan.provided:
-        return records_per_group(plan.objects.get("controller"))
+        return traits_of(plan.objects.get("controller")).records_per_group
     return int(getattr(build(plan.factory("advantage")), "group_size", 1))
 
 
 def _minibatches(plan: ResolvedJob, role: str) -> int:
     """Returns into how many parts a role's trainer cuts the records of a step."""
     if role == POLICY:
-        return minibatches_per_step(plan.objects.get("controller"))
+        return traits_of(plan.objects.get("controller")).minibatches_per_step
     return plan.settings.roles[role].minibatches
 
 

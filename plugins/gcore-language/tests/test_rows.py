@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from gcore_language.rows import longest_rows, rows_of_each_form
+
 from gcore_core.contract.records import Prompt
-from gcore_core.kits.rows import longest_rows, rows_of_each_form
 
 
 class Rows:

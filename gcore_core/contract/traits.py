@@ -1,0 +1,272 @@
+"""Defines ``Traits``: what the core knows of a provider before it starts anything.
+
+A config class says what holds under its settings:
+
+    @dataclass(frozen=True, kw_only=True)
+    class MyObjectiveConfig:
+        clip: float = 0.2
+
+        def traits(self) -> Traits:
+            return Traits(requires=frozenset({"old_logp"}))
+
+The method is pure. A config class without it, and a provider without a config class, has none of
+the traits. In a worker the backend itself counts: a protocol that its object has (``Sleeps``,
+``ReceivesWeights``, ...) is used. The kit tests that the two agree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gcore_core.contract.errors import ContractError, GcoreError, did_you_mean
+from gcore_core.contract.memory import PUSH_BYTES
+
+#: The page for authors of plugins that were written for an earlier version.
+MIGRATION = "docs/how-to/move-to-0.3.md"
+
+
+def _trait(default: Any, *kinds: str) -> Any:
+    """Returns a field that the config of a provider of these kinds may set."""
+    metadata = {"kinds": frozenset(kinds)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Holds what a provider promises under its settings; a default says that it has it not."""
+
+    def __new__(cls, **given: Any) -> Traits:
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                guess = did_you_mean(name, list(cls.__dataclass_fields__))
+                raise ContractError(f"Traits has no field {name!r}{guess}.")
+        return super().__new__(cls)
+
+    # -- generators and trainers -------------------------------------------------------------------
+
+    logprob_band: float = _trait(0.0, "generator", "trainer")
+    """By how many nats the log-prob of one action may be off, by dtype and engine; 0: not stated,
+    which counts as 1e-3. The wider band of a pair holds; a run with larger gaps ends."""
+
+    precision: str = _trait("", "generator", "trainer")
+    """The dtype of the arithmetic that gives log-probs, such as "bfloat16", by which a sentinel
+    compares them; "": nobody knows."""
+
+    replica_slots: int = _trait(1, "generator", "trainer")
+    """How many slots one replica takes together: tensor x pipeline x context parallel. All workers
+    of a trainer's replica get the same records."""
+
+    # -- generators --------------------------------------------------------------------------------
+
+    drops_weights: bool = _trait(False, "generator")
+    """It keeps no weights in host memory while it sleeps, so the core counts none there."""
+
+    takes_adapters: bool = _trait(True, "generator")
+    """A push may bring an adapter alone, where it claims the capability "weights.adapter"."""
+
+    gives_routing: bool = _trait(True, "generator")
+    """Records of a mixture of experts have the column "routing", where it claims the capability
+    "routing"."""
+
+    samples_alike: str = _trait("", "generator")
+    """Which setting makes all samples of a prompt alike, such as "temperature=0"; "": they may
+    differ. The plugin of an advantage that compares samples refuses them."""
+
+    # -- trainers ----------------------------------------------------------------------------------
+
+    needs_routing: bool = _trait(False, "trainer")
+    """It replays which experts computed a token; a generator that does not say so is refused."""
+
+    own_columns: frozenset[str] = _trait(frozenset(), "trainer")
+    """The per-action columns, such as "values", that the policy's trainer computes for its own
+    advantage of level "action", which may require them. No other process sees these columns."""
+
+    # -- annotators --------------------------------------------------------------------------------
+
+    column_widths: Mapping[str, int] = _trait({}, "annotator")
+    """k of each column [A, k] that it gives, by name. A wide column of the role that is not named,
+    or has k 0, is not given in this run."""
+
+    # -- objectives and advantages -----------------------------------------------------------------
+
+    requires: frozenset[str] = _trait(frozenset(), "objective", "advantage")
+    """Columns ("old_logp", "ref_logp", "values", ...), outputs ("entropy") and scalars of a record
+    ("kl_k1", ...) that it cannot work without. A run in which nothing supplies one is refused."""
+
+    takes_stale: bool = _trait(False, "objective")
+    """The loss corrects for actions that older weights sampled. Else records that a step did not
+    need are drawn again."""
+
+    works_without_rewards: bool = _trait(False, "advantage")
+    """A job with it may have no reward, as where a teacher says what is good.
+    ``GroupScalars.rewards`` is then 0 everywhere."""
+
+    reads_rewards: frozenset[str] = _trait(frozenset(), "advantage", "filter", "sampler")
+    """The rewards that it reads by name; a job without one of them is refused."""
+
+    # -- datasets and rewards ----------------------------------------------------------------------
+
+    shows_images: bool = _trait(False, "dataset", "reward")
+    """Its prompts have images, or it shows images to a role; the roles that see them must take
+    images."""
+
+    downloads: bool = _trait(False, "dataset")
+    """Opening it would ask a network. ``g-core check`` leaves it closed; a run opens it first."""
+
+    # -- step programs -----------------------------------------------------------------------------
+
+    updates_per_step: int = _trait(1, "controller")
+    """The optimizer updates of one step, which a trainer's learning-rate schedule counts."""
+
+    groups_per_step: int = _trait(0, "controller")
+    """How many groups a step trains on, over all shards, for placement policies; 0: not known."""
+
+    minibatches_per_step: int = _trait(1, "controller")
+    """How many optimizer updates see all of a step's groups once (``WorkerShape.minibatches``)."""
+
+    records_per_group: int = _trait(1, "controller")
+    """How many records have one prompt where no advantage says it (``WorkerShape.group_size``)."""
+
+    largest_gap: float = _trait(0.0, "controller")
+    """By how many nats the log-prob of one action may be off, in place of the pair's band; 0: the
+    pair's."""
+
+    pushes_nearby: str = _trait("", "controller")
+    """Which setting keeps pushes on the trainer's machine, so that a job with generators elsewhere
+    is refused, and no machine that comes is taken in; "": they reach every one."""
+
+    push_bytes: int = _trait(PUSH_BYTES, "controller")
+    """The bytes of shared memory that all buckets of a push may take together."""
+
+    # -- placement policies ------------------------------------------------------------------------
+
+    meters: Mapping[str, str] = _trait({}, "placement")
+    """Kind of device, as in ``Device.kind`` -> ``"module:attribute"``, the factory of a meter
+    (``gcore_core.contract.metering``), for a policy that looks at ``Window.used``."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not isinstance(value, _TYPES[_outer(item.type)]):
+                raise ContractError(f"Traits.{item.name} is {item.type}, not {value!r}.")
+
+    def misplaced(self, kind: str) -> list[str]:
+        """Returns a sentence for each field that is set and does not belong to a kind."""
+        nothing = Traits()
+        return [
+            f"Traits.{item.name} is of {', '.join(sorted(item.metadata['kinds']))}, not of {kind}"
+            for item in fields(self)
+            if kind not in item.metadata["kinds"]
+            and getattr(self, item.name) != getattr(nothing, item.name)
+        ]
+
+
+_TYPES: Mapping[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": int | float,
+    "str": str,
+    "frozenset": Set,
+    "Mapping": Mapping,
+}
+
+
+def _outer(annotation: Any) -> str:
+    """Returns the word of an annotation: "frozenset" of ``frozenset[str]``."""
+    return str(annotation).partition("[")[0]
+
+
+def traits_of(config: Any) -> Traits:
+    """Returns the traits of a config object; by it alone the core asks.
+
+    config: None for a provider without settings.
+    Raises ContractError where the object's method ``traits`` does not return them.
+    """
+    if not hasattr(config, "traits"):
+        return Traits()
+    name = f"{type(config).__module__}.{type(config).__qualname__}.traits()"
+    try:
+        found = config.traits()
+    except GcoreError as error:
+        raise ContractError(f"{name}: {error.what}", todo=error.todo) from error
+    except Exception as error:  # whatever a plugin raises is its author's to mend
+        raise ContractError(f"{name} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Traits):
+        raise ContractError(f"{name} returned {found!r}; it returns Traits and takes nothing.")
+    return found
+
+
+# -- what would be silently ignored ----------------------------------------------------------------
+
+#: Methods of config classes that 0.2 called -> the field that says it now; "": the plugin itself
+#: refuses what does not suit it.
+FORMER_METHODS: Mapping[str, str] = {
+    **{
+        name: name
+        for name in (
+            *("column_widths", "downloads"),
+            *("gives_routing", "groups_per_step", "largest_gap", "logprob_band", "meters"),
+            *("minibatches_per_step", "needs_routing", "own_columns", "precision", "push_bytes"),
+            *("pushes_nearby", "reads_rewards", "records_per_group", "replica_slots", "requires"),
+            *("samples_alike", "shows_images", "takes_adapters", "takes_stale"),
+            *("updates_per_step", "works_without_rewards"),
+        )
+    },
+    **dict.fromkeys(("adapts", "compares_samples", "cuts_samples"), ""),
+    "keeps_weights": "drops_weights",
+}
+
+
+def wrong_methods(config: type) -> Iterator[str]:
+    """Yields a sentence for each method of a config class that the core cannot or does not call."""
+    method = inspect.getattr_static(config, "traits", None)
+    if method is not None and (wrong := _uncallable(method)):
+        yield f"'traits' {wrong}; write def traits(self) -> Traits"
+    for name in _methods(config):
+        if name in FORMER_METHODS:
+            trait = FORMER_METHODS[name]
+            todo = f"return Traits({trait}=...) from traits()" if trait else "check it yourself"
+            yield f"the core does not call {name}(); {todo}, see {MIGRATION}"
+
+
+def near_misses(config: type) -> Iterator[str]:
+    """Yields a sentence for each method whose name is nearly ``traits`` or that of a trait."""
+    names = [item.name for item in fields(Traits)]
+    for name in _methods(config):
+        if name == "traits" or name in FORMER_METHODS:
+            continue
+        if not hasattr(config, "traits") and difflib.get_close_matches(name, ["traits"], 1, 0.75):
+            yield f"the core never calls {name}(); did you mean traits()?"
+        for near in difflib.get_close_matches(name, names, 1, 0.85):
+            yield f"the core never calls {name}(); did you mean Traits({near}=...) of traits()?"
+
+
+def _methods(config: type) -> list[str]:
+    """Returns the public methods of a class, those of its bases too, in order."""
+    names = {name for cls in config.__mro__ if cls is not object for name in vars(cls)}
+    return [
+        name
+        for name in sorted(names)
+        if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(config, name))
+    ]
+
+
+def _uncallable(method: Any) -> str:
+    """Returns why the core cannot call an attribute without arguments; "" when it can."""
+    if isinstance(method, classmethod | staticmethod):
+        return ""
+    if not inspect.isfunction(method):
+        return "is no method"
+    if inspect.iscoroutinefunction(method):
+        return "is async, and the core does not wait for it"
+    try:
+        inspect.signature(method).bind(None)
+    except TypeError:
+        return "takes arguments, and the core gives it none"
+    return ""
