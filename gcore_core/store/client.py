@@ -238,7 +238,7 @@ class StoreReader:
         opened = dict(zip(refs, contents, strict=True))
         return [
             (
-                dict(opened[item.columns][item.slot]),
+                opened[item.columns][item.slot],
                 {name: opened[ref] for name, ref in item.media.items()},
             )
             for item in items
