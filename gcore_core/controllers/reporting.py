@@ -156,7 +156,6 @@ def _failed_of(evaluated: Evaluated | None) -> dict[str, float]:
 
 
 def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, str]:
-    """Adds up each stage's digests, and writes the sums in hexadecimal."""
     stages = [stage for stage in DIGESTS if any(stage in part for part in parts)]
     return {stage: f"{sum_of(part.get(stage, 0) for part in parts):016x}" for stage in stages}
 

@@ -192,7 +192,7 @@ class Training:
         unplaced = [item for part in items[POLICY] for item in part]
         extras = await annotate(context, step, unplaced, items)
         scalars: dict[Key, list[float]] = {}
-        for role in self._training(step):
+        for role in self._roles_that_train(step):
             required = role == POLICY and not self._is_of_actions
             names = sorted(context.advantage.requires) if required else []
             parts = items[role]
@@ -207,10 +207,9 @@ class Training:
 
     @property
     def _is_of_actions(self) -> bool:
-        """Whether ranks compute the advantages, one for each action."""
         return isinstance(self._context.advantage, ActionAdvantage)
 
-    def _training(self, step: int) -> list[str]:
+    def _roles_that_train(self, step: int) -> list[str]:
         """Returns the roles that train in this step; not the policy while one has a head start."""
         policy_waits = step < max(trained.head_start for trained in self._trained.values())
         return [role for role in self._trained if role != POLICY or not policy_waits]
@@ -299,7 +298,7 @@ class Training:
         self._digests = {
             "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
         }
-        roles = self._training(step)
+        roles = self._roles_that_train(step)
         *learners, last = roles
         # One role after the other, unless learners share no device with the policy.
         at_once = last == POLICY and all(self._trained[role].apart for role in learners)

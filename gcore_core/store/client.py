@@ -476,7 +476,7 @@ class StoreWriter:
             distance = flat.size // 64 + 1
             key = _BlobKey(step, shards, kind, flat[::distance].tobytes())
             ref = new_refs.get(key) or self._blobs.get(key)
-            if ref is None or not self._holds(ref, flat):
+            if ref is None or not self._content_equals(ref, flat):
                 room = await self.reserve(step, shards, flat.nbytes, kind)
                 ref = room.commit(copy_hashed([flat.data], room.memory))
                 new_refs[key] = ref
@@ -502,13 +502,12 @@ class StoreWriter:
         node_refs = await insist(self._agent, BLOB, request)
         kept: dict[Ref, Ref] = {}
         for (ref, flat), node_ref in zip(written.items(), node_refs, strict=True):
-            is_same = node_ref == ref or self._holds(node_ref, flat)
+            is_same = node_ref == ref or self._content_equals(node_ref, flat)
             kept[ref] = node_ref if is_same else ref
         _take_back(slab, end, kept)
         return kept
 
-    def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
-        """Returns whether the reference's content is these bytes."""
+    def _content_equals(self, ref: Ref, flat: np.ndarray) -> bool:
         stored = self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes]
         return np.array_equal(stored, flat)
 

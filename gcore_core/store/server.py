@@ -324,7 +324,6 @@ class SlabService:
         return slab
 
     def _new_name(self, *, is_copy: bool) -> str:
-        """Returns a name for a slab that no slab has had."""
         self._made += 1
         return f"{COPY if is_copy else ''}{self._made}"
 

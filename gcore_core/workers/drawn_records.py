@@ -90,7 +90,7 @@ class DrawnRecords:
         listener = Listener(set(keys), call)
         self._listeners.append(listener)
         try:
-            if headers := [self._finished[key][1] for key in keys if self._has(key, step)]:
+            if headers := [self._finished[key][1] for key in keys if self._is_finished(key, step)]:
                 listener.inbox.put_nowait(headers)
             yield listener
         finally:
@@ -102,7 +102,7 @@ class DrawnRecords:
         From here on they run.
         """
         keys = [(lease.ordinal, sample) for sample in lease.samples]
-        keys_to_draw = [key for key in keys if not self._has(key, step)]
+        keys_to_draw = [key for key in keys if not self._is_finished(key, step)]
         fresh = [key for key in keys_to_draw if key not in self._running]
         for key in keys_to_draw:
             # One that still runs for an earlier step goes on, and is stored for this one.
@@ -124,7 +124,7 @@ class DrawnRecords:
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
-        return all(key in self._running or self._has(key, step) for key in keys)
+        return all(key in self._running or self._is_finished(key, step) for key in keys)
 
     def note_origins(self, lease: Lease, row: Prompt) -> None:
         """Notes which of a lease's samples are made from earlier records.
@@ -134,8 +134,7 @@ class DrawnRecords:
         for sample, draft in lease.drafts:
             self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
 
-    def _has(self, key: Key, step: int) -> bool:
-        """Returns whether a record is finished for this step, or for a later one."""
+    def _is_finished(self, key: Key, step: int) -> bool:
         return key in self._finished and self._finished[key][0] >= step
 
     async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
@@ -149,7 +148,7 @@ class DrawnRecords:
         for key, header in headers.items():
             _check_size(header)
             self._finished[key] = self._running.pop(key), header
-        self._tell(headers)
+        self._tell_listeners(headers)
 
     def _ended(self, finished: list[Finished]) -> list[Finished]:
         """Returns the records that run here; they are being stored from here on."""
@@ -190,8 +189,7 @@ class DrawnRecords:
             unkept = [record for record in unkept if self._running[_key(record)] > step]
         self._ending.difference_update(headers)
 
-    def _tell(self, headers: Mapping[Key, Header]) -> None:
-        """Gives headers to those who wait for them."""
+    def _tell_listeners(self, headers: Mapping[Key, Header]) -> None:
         for listener in self._listeners:
             if awaited := [header for header in headers.values() if header.key in listener.waiting]:
                 listener.inbox.put_nowait(awaited)

@@ -351,7 +351,7 @@ class RefinedPrompts:
                 where="generate",
             )
         refs = {draft.sample: draft for _, draft in lease.drafts}
-        items = [_header(lease, ref) for ref in refs.values()]
+        items = [_draft_header(lease, ref) for ref in refs.values()]
         contents = await self._store.records(items)
         drafts = {
             ref.sample: _draft(ref, columns["text"].tobytes())
@@ -390,8 +390,7 @@ def _draft(ref: DraftRef, text: bytes) -> Draft:
     )
 
 
-def _header(lease: Lease, ref: DraftRef) -> Header:
-    """Returns a header by which the store finds the draft."""
+def _draft_header(lease: Lease, ref: DraftRef) -> Header:
     return Header(lease.ordinal, ref.sample, lease.row, 0, columns=ref.columns, slot=ref.slot)
 
 

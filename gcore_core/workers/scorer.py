@@ -232,7 +232,7 @@ class ScorerShell:
         asked = []
         for i in matching:
             if self._overruns.is_over(keys[i]):
-                scores[i] = _overran(reward)
+                scores[i] = _score_of_overrun(reward)
             else:
                 asked.append(i)
         if asked:
@@ -260,7 +260,7 @@ class ScorerShell:
                 async with _limit(timeout_s):
                     return await cast(AsyncScorer, reward.scorer).score(_own(records))
             except _OutOfTimeError:
-                return [_overran(reward)] * len(records)
+                return [_score_of_overrun(reward)] * len(records)
             finally:
                 self._limits.check("")
 
@@ -305,14 +305,14 @@ class ScorerShell:
                 "rewards.%s: %s; the scorer is started again; "
                 "rewards.%s.timeout_s gives it more time",
                 reward.name,
-                _overran(reward).reason,
+                _score_of_overrun(reward).reason,
                 reward.name,
             )
             # The answer may be lost with the process: other rewards of the request wait for their
             # turn. Asked again, the next process gives it.
             self._overruns.add_over(keys)
             self._give_up(RESTART_EXIT_CODE)
-            return [_overran(reward)] * len(records)
+            return [_score_of_overrun(reward)] * len(records)
         # Isolation point: the failure becomes the records' status. Coroutines may raise SystemExit.
         except (Exception, SystemExit) as error:
             log.exception("rewards.%s failed", reward.name)
@@ -420,8 +420,7 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
         raise
 
 
-def _overran(reward: NamedScorer) -> Score:
-    """Makes the score of a record that used up its reward's time."""
+def _score_of_overrun(reward: NamedScorer) -> Score:
     reason = f"no answer within {reward.timeout_s:g} s"
     return Score(value=None, status=REWARD_TIMEOUT, reason=reason)
 

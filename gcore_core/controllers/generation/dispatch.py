@@ -141,7 +141,6 @@ class Wave:
         return holding[number % len(holding)]
 
     def _holding(self, newer: Set[str]) -> list[Peer]:
-        """Returns the replicas that may still hold the weights of the round."""
         return [one for one in self._replicas if one.name not in newer]
 
     async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:

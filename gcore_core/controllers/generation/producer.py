@@ -365,7 +365,6 @@ class Producer:
             await route_judges(self._context, self._placement)
 
     def _begin_groups(self) -> None:
-        """Begins what may be begun now, on all shards alike."""
         if ordinals := self._schedule.issue():
             self._draw(ordinals)
 
@@ -467,7 +466,6 @@ class Producer:
     # -- a rollout ---------------------------------------------------------------------------------
 
     def _begin_rollout(self) -> None:
-        """Begins what ``placement`` measures as a rollout."""
         self._is_quiet.clear()  # until all shards are here
         self._rollout = []
         self._placement.begin_rollout()

@@ -279,7 +279,6 @@ class PlacementLead:
         return await self._sleepers.arrange(awake, release_before)
 
     def _replicas_of_phase(self, judging: bool) -> dict[str, list[int]]:
-        """Returns role -> replicas to have awake, in the phase of the judges or of the policy."""
         return {
             role: numbers if (role != ROLLOUT) == judging else []
             for role, numbers in self._serving.items()
@@ -423,13 +422,12 @@ def decided_line(step: int, decision: Decision, took_s: float = 0.0, rescued: st
         for name, value in vars(decision).items()
         if name not in ("partition", "engines", "account")
     }
-    engines = None if decision.engines is None else _indexes(decision.engines)
-    plain |= {"cells": _indexes(decision.partition), "engines": engines, "rescued": rescued}
+    engines = None if decision.engines is None else _device_indexes(decision.engines)
+    plain |= {"cells": _device_indexes(decision.partition), "engines": engines, "rescued": rescued}
     return Decided(step=step, took_s=took_s, **plain)
 
 
-def _indexes(partition: Partition) -> dict[str, list[list[int]]]:
-    """Returns role -> the device indexes of each of its cells."""
+def _device_indexes(partition: Partition) -> dict[str, list[list[int]]]:
     return {
         role: [[device.index for device in cell.devices] for cell in cells]
         for role, cells in partition.cells.items()

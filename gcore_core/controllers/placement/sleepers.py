@@ -80,7 +80,7 @@ class Sleepers:
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
-        self.moved += len(set(self._askable(wake)) - self._slept)
+        self.moved += len(set(self._able_and_present(wake)) - self._slept)
         self._slept -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
@@ -109,12 +109,11 @@ class Sleepers:
         self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
         """Sends a request to the replicas that can sleep and are not lost; returns their number."""
-        peers = [self._peers[role][i] for role, i in self._askable(replicas)]
+        peers = [self._peers[role][i] for role, i in self._able_and_present(replicas)]
         await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
         return len(peers)
 
-    def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
-        """Returns the replicas that can sleep and are not lost."""
+    def _able_and_present(self, replicas: Collection[Replica]) -> list[Replica]:
         return [one for one in replicas if one[0] in self._able and one not in self.lost]
 
 
