@@ -271,7 +271,7 @@ class GeneratorShell:
     async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
         # All are opened before any runs: one that cannot be opened must leave no sample that counts
         # as running and that nobody draws.
-        drafts = [await self._refined.drafts(lease) if lease.drafts else {} for lease in leases]
+        drafts = [await self._refined.drafts(lease) for lease in leases]
         if not leases:
             return
         # Between two steps of the engine: the next one has these samples.
@@ -297,7 +297,7 @@ class GeneratorShell:
         opened = []
         for lease, of_samples in zip(leases, drafts, strict=True):
             row = dataset[lease.row]
-            opened.append((row, self._refined.of(row, of_samples) if of_samples else {}))
+            opened.append((row, self._refined.of(row, of_samples)))
         return opened
 
     def _begin(

@@ -273,9 +273,7 @@ def gcore_objectives():
         ),
         (
             ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=['logp@best_ids']"],
-            "objective: requires 'logp@best_ids', log-probs of other tokens than the actions, and "
-            "fake, which roles.policy uses, does not compute them; take a trainer with the "
-            "capability logprobs.tokens, such as torch, or an objective that needs none.",
+            "",
         ),
         (
             ["roles.teacher={use: fake, follows: policy}"],

@@ -1,0 +1,31 @@
+"""Says of a trainer that replays experts that nobody tells it which: for ``gcore_check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gcore_core.contract.job_settings import POLICY, ROLLOUT
+from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.traits import traits_of
+
+
+def problems(job: ResolvedJob) -> Iterator[str]:
+    """Yields a problem where the generator does not say which experts computed a token.
+
+    It is for a policy whose settings have experts replayed always.
+    """
+    rollout = job.provided.get(f"roles.{ROLLOUT}")
+    if rollout is None:
+        return
+    policy = f"{job.provided[f'roles.{POLICY}'].reference}, which roles.{POLICY} uses"
+    if "routing" not in rollout.spec.capabilities:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} does not say which experts computed a "
+            f"token, and {policy}, is to replay them; take a generator with the capability "
+            "routing, such as torch, or set roles.policy.config not to need them."
+        )
+    elif not traits_of(job.objects.get(f"roles.{ROLLOUT}")).gives_routing:
+        yield (
+            f"roles.{ROLLOUT}.config: under these settings {rollout.reference} does not say which "
+            f"experts computed a token, and {policy}, is to replay them; have it say so."
+        )
