@@ -62,6 +62,7 @@ LAUNCHING = {
     "machine_identity": "gcore_nodes.facts",
     "make_identity": "gcore_nodes.identity",
     "server_context": "gcore_nodes.identity",
+    "spawn_over_input": "gcore_nodes.spawn_over_input",
 }
 #: Module of 0.2 -> names that another module has now, with that module.
 NAMES = {

@@ -344,7 +344,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         shard=shard,
         rows=dict(job.rows),
         replicas=job.workers(ROLLOUT) if ROLLOUT in settings.roles else [],
-        owns_replicas=_owns_replicas(job),
+        owns_replicas=job.plan.settings.controller.replicas == "owned",
         trained={role: _trained(job, role) for role in trained_roles(job.plan)},
         scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
@@ -432,10 +432,6 @@ def _sentinel(job: Job) -> SentinelContext | None:
 def _pushes_weights(job: Job) -> bool:
     spec = job.plan.provided["controller"].spec
     return isinstance(spec, ControllerProvider) and "push" in spec.calls.get("generator", ())
-
-
-def _owns_replicas(job: Job) -> bool:
-    return job.plan.settings.controller.replicas == "owned"
 
 
 def _is_of_groups(job: Job, reward: str) -> bool:

@@ -40,6 +40,7 @@ import xxhash
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Header, Ref
+from gcore_core.runtime.files import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
@@ -52,7 +53,6 @@ from gcore_core.runtime.messages import (
     SlabRequest,
     TrainItem,
 )
-from gcore_core.runtime.shared_memory import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 from gcore_core.wire.retry import LOST, PATIENT, insist
 from gcore_core.wire.service import encode
