@@ -132,7 +132,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
 
 
 def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
-    """Returns the config paths of what a role's workers build beside their backend.
+    """Returns the config paths of what a role's workers build besides their backend.
 
     The role's interpreter must have the plugins that are chosen there. ``gcore_core.run.jobs``
     hands just these to the workers.

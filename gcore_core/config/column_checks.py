@@ -113,7 +113,7 @@ def _possible_givers(
 ) -> list[RoleProvider]:
     """Returns the installed roles that can give columns to what is chosen at a path.
 
-    Those of this run come last: where several could give one name, the last one is meant.
+    This run's come last: where several could give one name, the last one is meant.
     """
     # Roles give per-action columns; an advantage of level "record" gets numbers of records.
     if path == "advantage" and not is_of_actions(job.provided):
@@ -133,7 +133,7 @@ def _from_trainer(job: ResolvedJob, path: str) -> frozenset[str]:
 
 
 def _from_generator(job: ResolvedJob, path: str) -> Set[str]:
-    """Returns the columns that the rollout's records have beside those of every generator."""
+    """Returns the columns of the rollout's records that not every generator writes."""
     rollout = job.provided.get(f"roles.{ROLLOUT}")
     columns: Sequence[str] = getattr(rollout.spec, "columns", ()) if rollout else ()
     return frozenset() if path == "advantage" else frozenset(columns)

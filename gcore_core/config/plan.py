@@ -80,7 +80,7 @@ class Plan:
     objects: the same paths -> the provider's own config object; None where it has no settings.
     source: the YAML file.
     written: what the file and the overrides say and nothing else, with texts as they were written;
-        interpolations are not replaced, and paths are those of the file.
+        interpolations are not replaced, and paths are the file's.
     columns: role of this run -> the per-action columns that it gives under its settings.
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
@@ -560,7 +560,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 
 
 def _doubtful(core: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the parts of which only a plugin's settings can tell whether the job needs them.
+    """Returns the parts that the job needs or not, as only a plugin's settings can tell.
 
     Those settings are not read yet; ``checks`` asks them.
     """
@@ -794,7 +794,7 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
 
 
 def _check_traits(item: Provided, path: str, config: Any) -> None:
-    """Raises ContractError where a config object gives no traits, or those of another kind."""
+    """Raises ContractError where a config object gives no traits, or another kind's."""
     try:
         misplaced = traits_of(config).misplaced(item.kind)
     except ContractError as error:

@@ -70,7 +70,7 @@ def _moved(old: str, new: str) -> str:
 def _importers(error: BaseException) -> Iterator[str]:
     """Yields the distributions whose code was importing, the innermost first.
 
-    A package and its distribution have one name, as those of this project and its scaffolds do.
+    A package and its distribution have one name, as in this project and its scaffolds.
     """
     modules = []
     trace: TracebackType | None = error.__traceback__
