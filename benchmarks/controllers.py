@@ -69,7 +69,7 @@ from saturation import RATES, Saturation
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.launching import Endpoint, StreamEndpoint
 from gcore_core.contract.run_files import RecordTrace, read_metrics, read_trace
-from gcore_core.runtime.shared_memory import STREAMED_BYTES
+from gcore_core.runtime.files import STREAMED_BYTES
 from gcore_core.wire.service import Call, Service
 from gcore_core.wire.sockets import RpcNetwork
 

@@ -62,6 +62,7 @@ LAUNCHING = {
     "machine_identity": "gcore_nodes.facts",
     "make_identity": "gcore_nodes.identity",
     "server_context": "gcore_nodes.identity",
+    "spawn_over_input": "gcore_nodes.spawn_over_input",
 }
 #: Module of 0.2 -> names that another module has now, with that module.
 NAMES = {
@@ -71,6 +72,7 @@ NAMES = {
         for old, new in MODULES.items()
         if old.startswith("gcore_core.kits.")
     },
+    "gcore_core.contract.json_values": {"repeated_key": "gcore_core.contract.rows"},
     "gcore_core.kits.launching": LAUNCHING,
     "gcore_core.kits.machines": {"MachinesConfig": "gcore_nodes.machines_config"},
 }

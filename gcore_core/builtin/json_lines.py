@@ -22,8 +22,7 @@ from gcore_core.contract.rows import (
     prompt_from,
     read_again,
 )
-from gcore_core.runtime.cache import cache_root
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import cache_root, replacing
 
 _OFFSET = struct.Struct("<q")
 

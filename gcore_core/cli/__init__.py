@@ -26,7 +26,7 @@ VERBS = {
     "plugins": "list, show and check plugins",
 }
 
-#: Distribution of this project -> its commands, beside the verbs. The core runs without it,
+#: Distribution of this project -> its commands, besides the verbs. The core runs without it,
 #: and says what to install where a command is asked for that is not there.
 COMMANDS_OF = {
     "gcore-nodes": ("nodes",),
@@ -266,7 +266,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def say_phase(text: str) -> None:
-    """Prints what a command does now, beside what it is asked to print."""
+    """Prints what a command does now, besides what it is asked to print."""
     print(f"{text} ...", file=sys.stderr, flush=True)
 
 

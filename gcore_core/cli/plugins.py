@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gcore_core.config.plugins import Provided
 
 TIMEOUT_S = 120.0
-#: What a list does not know; aside, so that whoever reads the table gets the table.
+#: What a list does not know; aside, so that a reader of the table gets the table.
 _NOT_IMPORTED = (
     "no plugin was imported: a state is what metadata says; to try them: g-core plugins check"
 )

@@ -35,8 +35,8 @@ from gcore_core.contract.installing import install_command, is_offered
 
 GROUP = "gcore"
 CORE = "core"
-#: What a plugin's root must not import. The root is the module of its hooks: whoever reads a job
-#: imports those of all plugins that it names, also where no engine is installed.
+#: What a plugin's root must not import. The root is the module of its hooks: reading a job
+#: imports the roots of all plugins that it names, also where no engine is installed.
 HEAVY = (
     "deepspeed",
     "jax",

@@ -1,5 +1,18 @@
 """Checks what must hold between the values of a resolved configuration.
 
+The core checks what belongs to every job. What a feature of a plugin needs of the others is said by
+that plugin (``gcore_check``).
+
+    each value by itself        _limits, _run_name, _cluster, _models, _remote_code
+    names of processes          _process_names, _workers_of_rewards
+    slots and replicas          _replicas, _owned_replicas
+    roles name each other       _follows, _learners, _judges
+    rewards                     _rewards, _named_rewards, _asked_alone
+    the step program calls it   _uncalled
+    who can do what             _sleeping_trainers, _images
+    columns have a giver        column_checks
+    interpreters have it all    interpreters
+
 All problems are reported in one error. A function that returns ``Iterator[str]`` yields one
 problem at a time, each beginning with its config path; its docstring says what must hold.
 """
@@ -8,16 +21,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gcore_core.config import schema, yaml_source
+from gcore_core.config import column_checks, schema, yaml_source
+from gcore_core.config.column_checks import is_of_actions
 from gcore_core.config.interpreters import Interpreter, differences, open_interpreter, unmet_needs
-from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.algorithms import LOGP_OF, ids_column
-from gcore_core.contract.columns import ColumnSpec
+from gcore_core.config.plugins import Provided
 from gcore_core.contract.errors import ConfigError, GcoreError, did_you_mean
 from gcore_core.contract.job_settings import (
     MISSING,
@@ -27,21 +39,10 @@ from gcore_core.contract.job_settings import (
     RewardSettings,
     RoleSettings,
 )
-from gcore_core.contract.preflight import ChosenProvider, ResolvedJob
+from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import PARTS, ControllerProvider, RewardProvider, RoleProvider
 from gcore_core.contract.traits import traits_of
 
-#: Columns that every trainer can supply to an objective or advantage that requires them.
-FROM_TRAINER = frozenset(
-    {"age", "old_logp", "ref_logp", "entropy", "rollout_logp", "group", "sample"}
-    | {"kl_k1", "kl_k2", "kl_k3"}
-)
-#: What a model with a value head supplies to the objective that trains it, with an advantage of
-#: level "record" and "action".
-_FROM_VALUES = {
-    "record": frozenset({"values", "old_values"}),
-    "action": frozenset({"values", "old_values", "returns"}),
-}
 #: What processes of the core are named by; no role and no worker of rewards may be.
 _OWN_PROCESSES = frozenset({"agent", "controller", "supervisor"})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -67,50 +68,33 @@ def no_missing(config: Mapping[str, Any], provided: Mapping[str, Provided]) -> N
     )
 
 
-def problems_of(job: ResolvedJob, plugins: Plugins) -> list[str]:
-    """Returns the problems that the core finds in a job; the plugins find others.
+def problems_of(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> list[str]:
+    """Returns the problems that the core finds in a job; see the module. Plugins find others.
 
-    plugins: those that are loaded for the job.
+    roles: name -> description of every role that a loaded plugin offers.
     """
-    settings, provided, objects = job.settings, job.provided, job.objects
-    problems = [
+    settings = job.settings
+    return [
         *_limits(settings),
         *_run_name(settings),
-        *_follows(settings, provided),
-        *_workers(settings),
         *_cluster(settings),
-        *_owned_replicas(settings, objects),
-        *_judges(settings, provided, objects),
+        *_process_names(settings),
+        *_workers_of_rewards(settings),
         *_models(settings),
+        *_remote_code(settings),
+        *_replicas(job),
+        *_owned_replicas(job),
+        *_follows(job),
+        *_learners(job),
+        *_judges(job),
+        *_named_rewards(job),
+        *_asked_alone(job),
+        *_rewards(job),
+        *_uncalled(job),
+        *_sleeping_trainers(job),
+        *_images(job),
+        *column_checks.problems_of(job, roles),
     ]
-    problems += _uncalled(settings, provided)
-    problems += _rewards(settings, provided, objects)
-    problems += _sleeping_trainers(settings, provided, objects)
-    problems += _named_rewards(settings, objects)
-    problems += _asked_alone(settings, provided, objects)
-    role_providers = _role_providers(plugins)
-    columns = {
-        name: given_columns(role_providers[name], objects.get(f"roles.{name}"))
-        for name in settings.roles
-        if name in role_providers
-    }
-    problems += _columns(settings, columns, provided)
-    problems += _widths(settings, role_providers, objects)
-    problems += _learners(settings, provided, objects, role_providers)
-    problems += _value_heads(settings, provided, objects)
-    problems += _own_columns(settings, objects, columns)
-    for path in ("advantage", *_objectives(settings, provided)):
-        problems += _requirements(path, objects, settings, provided, columns, role_providers)
-    problems += _token_logprobs(provided, objects)
-    problems += _routing(provided, objects)
-    roles_that_read = {path: [ROLLOUT, POLICY] for path in ("data", "evaluation.data")}
-    for name, reward in settings.rewards.items():
-        roles_that_read[f"rewards.{name}"] = [reward.role] if reward.role else []
-    for path, roles in roles_that_read.items():
-        problems += _images(path, provided, objects, roles)
-    problems += _replicas(settings, objects)
-    problems += _remote_code(settings)
-    return problems
 
 
 def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: Path) -> None:
@@ -148,7 +132,7 @@ def interpreters(settings: JobSettings, provided: Mapping[str, Provided], file: 
 
 
 def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
-    """Returns the config paths of what a role's workers build beside their backend.
+    """Returns the config paths of what a role's workers build besides their backend.
 
     The role's interpreter must have the plugins that are chosen there. ``gcore_core.run.jobs``
     hands just these to the workers.
@@ -160,7 +144,7 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
         return []
     own = f"roles.{role}.objective"
     paths = [own if own in provided else "objective"]
-    if _level(provided) == "action":
+    if is_of_actions(provided):
         paths.append("advantage")
     watches = role == POLICY and "sentinel" in provided
     if watches and not provided["sentinel"].is_of_the_core:
@@ -238,62 +222,14 @@ def _cluster(settings: JobSettings) -> Iterator[str]:
         yield f"cluster.devices: must be 'auto' or a number of devices, not {devices!r}."
 
 
-def _follows(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
-    """A role follows another role of this run, which is a trainer, or none."""
-    for name, role in settings.roles.items():
-        followed = role.follows
-        if followed is not None and (followed not in settings.roles or followed == name):
-            names = ", ".join(other for other in settings.roles if other != name) or "none"
-            yield (
-                f"roles.{name}.follows: this run has no other role {followed!r}; "
-                f"other roles: {names}."
-            )
-        elif followed is not None and provided[f"roles.{followed}"].kind != "trainer":
-            yield (
-                f"roles.{name}.follows: nobody trains roles.{followed}, so it pushes no weights; "
-                "name a role that has a trainer, or leave it out and give this role a model."
-            )
-
-
-def _replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
-    """The slots of a role hold a whole number of replicas."""
-    for name, role in settings.roles.items():
-        size = traits_of(objects.get(f"roles.{name}")).replica_slots
-        if role.slots % size:
-            yield (
-                f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
-                f"{size} slots each."
-            )
-
-
-def _owned_replicas(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
-    """Every controller has a replica to own, in a run that lets them own any."""
-    if settings.controller.replicas != "owned":
-        return
-    if settings.run.deterministic:
-        yield (
-            'controller.replicas: "owned" cannot be had with run.deterministic, in which every '
-            'replica hears every controller; choose "shared".'
-        )
-    role = settings.roles.get(ROLLOUT)
-    count = role.slots // traits_of(objects.get(f"roles.{ROLLOUT}")).replica_slots if role else 0
-    if role and count < settings.controller.shards:
-        yield (
-            f'controller.replicas: with "owned" each of {settings.controller.shards} controllers '
-            f"needs a replica of its own, and roles.{ROLLOUT} has {count}; "
-            f"set controller.shards to at most {count}, raise roles.{ROLLOUT}.slots, "
-            'or choose "shared".'
-        )
-
-
-def _workers(settings: JobSettings) -> Iterator[str]:
-    """Roles and scorer workers have different names, because their processes are named by them.
-
-    None has a name of the core's own processes.
-    Rewards that share a worker also agree on its number of processes (``workers``).
-    """
+def _process_names(settings: JobSettings) -> Iterator[str]:
+    """No role has a name of the core's own processes."""
     for name in sorted(settings.roles.keys() & _OWN_PROCESSES):
         yield f"roles.{name}: processes of the core are named so; give the role another name."
+
+
+def _workers_of_rewards(settings: JobSettings) -> Iterator[str]:
+    """A worker has a name that no other process has, and its rewards agree on its processes."""
     names_in_use = settings.roles.keys() | _OWN_PROCESSES
     counts: dict[str, int] = {}
     for name, reward in settings.rewards.items():
@@ -310,38 +246,14 @@ def _workers(settings: JobSettings) -> Iterator[str]:
             )
 
 
-def _judges(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """Rewards that ask a model and the generators that answer them fit together.
-
-    A reward that asks a model names a generator, and no other reward names a role. Every generator
-    but the rollout is named by a reward.
-    """
-    answer = {name for name in settings.roles if provided[f"roles.{name}"].kind == "generator"}
-    judges = set()
-    for name, reward in settings.rewards.items():
-        asks = traits_of(objects.get(f"rewards.{name}")).asks
-        role = reward.role
-        judges.add(role)
-        if role is None and asks:
+def _models(settings: JobSettings) -> Iterator[str]:
+    """A model is made or lies somewhere, not both: the path would be left unread."""
+    for name, role in settings.roles.items():
+        if "make" in role.model and role.model.get("path"):
             yield (
-                f"rewards.{name}.role: {reward.use} asks a model; name the role that runs "
-                "it, such as role: judge."
+                f"roles.{name}.model: has both path ({role.model['path']}) and make; leave one of "
+                "them out. The one that the command line names wins over the file's."
             )
-        elif role is not None and not asks:
-            yield f"rewards.{name}.role: {reward.use} asks no model; leave it out."
-        elif role is not None and role not in answer:
-            guess = did_you_mean(role, sorted(answer))
-            yield (
-                f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
-                f"{', '.join(answer)}."
-            )
-    for name in sorted(answer - judges - {ROLLOUT}):
-        yield (
-            f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
-            "role out."
-        )
 
 
 def _remote_code(settings: JobSettings) -> Iterator[str]:
@@ -369,16 +281,6 @@ def _remote_code(settings: JobSettings) -> Iterator[str]:
                 )
 
 
-def _models(settings: JobSettings) -> Iterator[str]:
-    """A model is made or lies somewhere, not both: the path would be left unread."""
-    for name, role in settings.roles.items():
-        if "make" in role.model and role.model.get("path"):
-            yield (
-                f"roles.{name}.model: has both path ({role.model['path']}) and make; leave one of "
-                "them out. The one that the command line names wins over the file's."
-            )
-
-
 def _model_of(
     node: RoleSettings | RewardSettings, roles: Mapping[str, RoleSettings]
 ) -> Mapping[str, Any]:
@@ -391,235 +293,72 @@ def _model_of(
     return node.model
 
 
-def _images(
-    path: str,
-    provided: Mapping[str, ChosenProvider],
-    objects: Mapping[str, Any],
-    roles: Sequence[str],
-) -> Iterator[str]:
-    """Roles that are shown images can take them.
-
-    path: where the dataset or reward is chosen.
-    roles: names of the roles that its images are shown to.
-    """
-    if not traits_of(objects.get(path)).shows_images:
-        return
-    for role in (f"roles.{name}" for name in roles):
-        if role in provided and not traits_of(objects.get(role)).images:
-            use = provided[role].reference
+def _replicas(job: ResolvedJob) -> Iterator[str]:
+    """The slots of a role hold a whole number of replicas."""
+    for name, role in job.settings.roles.items():
+        size = traits_of(job.objects.get(f"roles.{name}")).replica_slots
+        if role.slots % size:
             yield (
-                f"{path}: its prompts have images, and {use}, which {role} uses, takes no "
-                "images; take one that does."
+                f"roles.{name}.slots: {role.slots} slots cannot be divided into replicas of "
+                f"{size} slots each."
             )
 
 
-def _uncalled(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> Iterator[str]:
-    """The step program calls something on every role and on every reward."""
-    controller = provided["controller"]
-    calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
-    never = f"controller {controller.reference} never calls this"
-    for name in settings.roles:
-        kind = provided[f"roles.{name}"].kind
-        if not calls.get(kind):
-            yield f"roles.{name}: {never} role (kind {kind!r}); leave it out."
-    if not calls.get("scorer"):
-        yield from (f"rewards.{name}: {never} reward; leave it out." for name in settings.rewards)
-
-
-def _rewards(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """A job has a reward, unless its step program or its advantage needs none."""
-    controller = provided["controller"]
-    parts = controller.spec.parts if isinstance(controller.spec, ControllerProvider) else PARTS
-    if settings.rewards or "rewards" not in parts or "advantage" not in provided:
+def _owned_replicas(job: ResolvedJob) -> Iterator[str]:
+    """Every controller has a replica to own, in a run that lets them own any."""
+    controller = job.settings.controller
+    if controller.replicas != "owned":
         return
-    if not traits_of(objects.get("advantage")).works_without_rewards:
+    if job.settings.run.deterministic:
         yield (
-            f"rewards: there is none, and advantage {provided['advantage'].reference} is computed "
-            "from rewards under these settings; add rewards.<name>."
+            'controller.replicas: "owned" cannot be had with run.deterministic, in which every '
+            'replica hears every controller; choose "shared".'
+        )
+    role = job.settings.roles.get(ROLLOUT)
+    size = traits_of(job.objects.get(f"roles.{ROLLOUT}")).replica_slots
+    count = role.slots // size if role else 0
+    if role and count < controller.shards:
+        yield (
+            f'controller.replicas: with "owned" each of {controller.shards} controllers '
+            f"needs a replica of its own, and roles.{ROLLOUT} has {count}; "
+            f"set controller.shards to at most {count}, raise roles.{ROLLOUT}.slots, "
+            'or choose "shared".'
         )
 
 
-def _sleeping_trainers(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """Trainers that are to sleep can."""
-    if settings.placement.sleep_in_rollout != "always":
-        return
-    for name in settings.roles:
-        role = provided[f"roles.{name}"]
-        if role.kind == "trainer" and not traits_of(objects.get(f"roles.{name}")).sleeps:
-            yield (
-                f"placement.sleep_in_rollout: always, but trainer {role.reference}, which "
-                f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
-                "trait sleeps."
-            )
-
-
-def _named_rewards(settings: JobSettings, objects: Mapping[str, Any]) -> Iterator[str]:
-    """A reward that an algorithm reads by name is one of the job's."""
-    for path in ("filter", "advantage", "sampling"):
-        for name in sorted(traits_of(objects.get(path)).reads_rewards - settings.rewards.keys()):
-            present = ", ".join(sorted(settings.rewards)) or "none"
-            yield (
-                f"{path}: reads the reward {name!r}, which the job does not have (it has: "
-                f"{present})."
-            )
-
-
-def _asked_alone(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """Only a reward that is a plain function of one record is asked for a score alone.
-
-    Of others that ask no model of the run, it is known when their worker has made them.
+def _follows(job: ResolvedJob) -> Iterator[str]:
+    """A role follows another role of this run, which is a trainer, or none. An annotator follows
+    none.
     """
-    for name, reward in settings.rewards.items():
-        spec = provided[f"rewards.{name}"].spec
-        if not reward.alone_every or not isinstance(spec, RewardProvider):
-            continue
-        asks = traits_of(objects.get(f"rewards.{name}")).asks
-        if spec.level == "group" or asks:
-            sees = "asks a model" if asks else "sees the records of a prompt together"
+    for name, role in job.settings.roles.items():
+        followed = role.follows
+        if followed is not None and (followed not in job.settings.roles or followed == name):
+            names = ", ".join(other for other in job.settings.roles if other != name) or "none"
             yield (
-                f"rewards.{name}.alone_every: {reward.use} {sees}; only a plain function of one "
-                "record is asked for a score alone. Leave it out."
+                f"roles.{name}.follows: this run has no other role {followed!r}; "
+                f"other roles: {names}."
             )
-
-
-def _role_providers(plugins: Plugins) -> dict[str, RoleProvider]:
-    """Returns name -> provider of every role that a loaded plugin offers."""
-    specs = (item.spec for item in plugins.providers("role"))
-    return {spec.name: spec for spec in specs if isinstance(spec, RoleProvider)}
-
-
-def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
-    """Returns the columns that a role gives in this run, in the order of its description.
-
-    config: the settings object of the role's backend, which says how wide columns [A, k] are.
-    """
-    widths = traits_of(config).column_widths
-    return tuple(
-        replace(column, k=widths[column.name]) if column.wide else column
-        for column in role.column_specs
-        if not column.wide or widths.get(column.name)
-    )
-
-
-def _columns(
-    settings: JobSettings,
-    columns: Mapping[str, Sequence[ColumnSpec]],
-    provided: Mapping[str, ChosenProvider],
-) -> Iterator[str]:
-    """A column comes from one role only, and an annotator follows no role.
-
-    columns: role of this run -> what it gives.
-    """
-    giver: dict[str, str] = {}
-    for name, given in columns.items():
-        if settings.roles[name].follows and provided[f"roles.{name}"].kind == "annotator":
+        elif followed is not None and job.provided[f"roles.{followed}"].kind != "trainer":
+            yield (
+                f"roles.{name}.follows: nobody trains roles.{followed}, so it pushes no weights; "
+                "name a role that has a trainer, or leave it out and give this role a model."
+            )
+        if followed and job.provided[f"roles.{name}"].kind == "annotator":
             yield (
                 f"roles.{name}.follows: no weights are pushed to an annotator; leave it out, and "
                 "give it a model."
             )
-        for column in given:
-            if column.name in giver:
-                yield (
-                    f"roles.{name}: gives {column.name!r}, as roles.{giver[column.name]} does; "
-                    "leave one of them out."
-                )
-            giver.setdefault(column.name, name)
 
 
-def _widths(
-    settings: JobSettings, roles: Mapping[str, RoleProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """A backend says widths of wide columns that some role gives, and none is negative.
-
-    The column may be another role's, since a backend may serve several roles. A width of 0 says
-    that the column is not given.
+def _learners(job: ResolvedJob) -> Iterator[str]:
+    """A trainer besides the policy has an objective. The keys of such a role mean nothing to
+    others.
     """
-    known = {column.name: column for role in roles.values() for column in role.column_specs}
-    for name in settings.roles:
-        for column, k in traits_of(objects.get(f"roles.{name}")).column_widths.items():
-            if column not in known or not known[column].wide or k < 0:
-                yield (
-                    f"roles.{name}.config: says that column {column!r} has {k} numbers for each "
-                    "action, and no installed role gives such a column; ask its author."
-                )
-
-
-def _token_logprobs(
-    provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """A trainer that does not compute log-probs of other tokens is not asked for them."""
-    policy = provided.get(f"roles.{POLICY}")
-    required = traits_of(objects.get("objective")).requires
-    needed = sorted(name for name in required if name.startswith(LOGP_OF))
-    if not needed or policy is None or traits_of(objects.get(f"roles.{POLICY}")).token_logprobs:
-        return
-    yield (
-        f"objective: requires {needed[0]!r}, log-probs of other tokens than the actions, and "
-        f"{policy.reference}, which roles.{POLICY} uses, does not compute them; take a trainer "
-        "with the trait token_logprobs, such as torch, or an objective that needs none."
-    )
-
-
-def _routing(provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]) -> Iterator[str]:
-    """A trainer that needs the experts by which records were sampled has a generator of them."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or not traits_of(objects.get(f"roles.{POLICY}")).needs_routing:
-        return
-    if not traits_of(objects.get(f"roles.{ROLLOUT}")).routing:
-        yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} does not say under these settings which "
-            f"experts computed a token, and {provided[f'roles.{POLICY}'].reference}, which "
-            f"roles.{POLICY} uses, is to replay them; take a generator with the trait routing, "
-            "such as torch, or settings that have it, or set roles.policy.config not to need them."
-        )
-
-
-def _objectives(settings: JobSettings, provided: Mapping[str, ChosenProvider]) -> dict[str, str]:
-    """Returns config path -> the role that trains the objective that is chosen there."""
-    paths = {"objective": POLICY} if "objective" in provided else {}
-    for name in settings.roles:
-        path = f"roles.{name}.objective"
-        if path in provided:
-            paths[path] = name
-    return paths
-
-
-def _level(provided: Mapping[str, ChosenProvider]) -> str:
-    """Returns the level of the job's advantage; "record" without one."""
-    advantage = provided.get("advantage")
-    return getattr(advantage.spec, "level", "record") if advantage else "record"
-
-
-def _learners(
-    settings: JobSettings,
-    provided: Mapping[str, ChosenProvider],
-    objects: Mapping[str, Any],
-    roles: Mapping[str, RoleProvider],
-) -> Iterator[str]:
-    """A trainer besides the policy gives columns that something requires, and knows what it trains.
-
-    The keys of such a role mean nothing to others.
-    """
-    required = traits_of(objects.get("advantage")).requires
-    for path, role in _objectives(settings, provided).items():
-        # What a role requires of itself alone is of no use to anybody.
-        own = roles[role].column_specs if role in roles else ()
-        required |= traits_of(objects.get(path)).requires - {column.name for column in own}
-    for name, node in settings.roles.items():
+    for name, node in job.settings.roles.items():
         path = f"roles.{name}"
-        if name != POLICY and provided[path].kind == "trainer":
-            yield from _learner(name, provided, objects, roles[name], required)
-            if node.head_start and _level(provided) != "action":
-                yield (
-                    f"{path}.head_start: needs an advantage that is computed for each action, such "
-                    "as algorithms/gae; leave it out."
-                )
+        if name != POLICY and job.provided[path].kind == "trainer":
+            if f"{path}.objective" not in job.provided:
+                yield f"{path}.objective: nothing says what this role trains; set objective.use."
             continue
         if node.objective is not None:
             yield f"{path}.objective: only a trainer besides the policy has one; leave it out."
@@ -629,177 +368,125 @@ def _learners(
                 yield f"{path}.{key}: only a trainer besides the policy has it{hint}."
 
 
-def _learner(
-    name: str,
-    provided: Mapping[str, ChosenProvider],
-    objects: Mapping[str, Any],
-    role: RoleProvider,
-    required: frozenset[str],
-) -> Iterator[str]:
-    """A trainer besides the policy has an objective and, where its role gives columns, a use.
+def _judges(job: ResolvedJob) -> Iterator[str]:
+    """Rewards that ask a model and the generators that answer them fit together.
 
-    required: columns that the advantage requires, or the objective of another role.
+    A reward that asks a model names a generator, and no other reward names a role. Every generator
+    but the rollout is named by a reward.
     """
-    path = f"roles.{name}"
-    if f"{path}.objective" not in provided:
-        yield f"{path}.objective: nothing says what this role trains; set objective.use."
-    names = [column.name for column in role.column_specs]
-    if not names:
-        return
-    if not traits_of(objects.get(path)).annotates:
+    answer = {
+        name for name in job.settings.roles if job.provided[f"roles.{name}"].kind == "generator"
+    }
+    judges = set()
+    for name, reward in job.settings.rewards.items():
+        asks = traits_of(job.objects.get(f"rewards.{name}")).asks
+        role = reward.role
+        judges.add(role)
+        if role is None and asks:
+            yield (
+                f"rewards.{name}.role: {reward.use} asks a model; name the role that runs "
+                "it, such as role: judge."
+            )
+        elif role is not None and not asks:
+            yield f"rewards.{name}.role: {reward.use} asks no model; leave it out."
+        elif role is not None and role not in answer:
+            guess = did_you_mean(role, sorted(answer))
+            yield (
+                f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
+                f"{', '.join(sorted(answer))}."
+            )
+    for name in sorted(answer - judges - {ROLLOUT}):
         yield (
-            f"{path}.use: {provided[path].reference} gives no columns, and this role must give "
-            f"{', '.join(names)}; take a trainer with the trait annotates, such as torch."
-        )
-    if not required & frozenset(names):
-        yield (
-            f"{path}: nothing requires what it gives ({', '.join(names)}); choose an "
-            "advantage that does, such as algorithms/gae, or leave the role out."
+            f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
+            "role out."
         )
 
 
-def _value_heads(
-    settings: JobSettings, provided: Mapping[str, ChosenProvider], objects: Mapping[str, Any]
-) -> Iterator[str]:
-    """An objective of values is trained by a trainer whose model can have a value head."""
-    for path, role in _objectives(settings, provided).items():
-        item = provided.get(f"roles.{role}")
-        if item is None or "values" not in traits_of(objects.get(path)).requires:
+def _named_rewards(job: ResolvedJob) -> Iterator[str]:
+    """A reward that an algorithm reads by name is one of the job's."""
+    for path in ("filter", "advantage", "sampling"):
+        read = traits_of(job.objects.get(path)).reads_rewards
+        for name in sorted(read - job.settings.rewards.keys()):
+            present = ", ".join(sorted(job.settings.rewards)) or "none"
+            yield (
+                f"{path}: reads the reward {name!r}, which the job does not have (it has: "
+                f"{present})."
+            )
+
+
+def _asked_alone(job: ResolvedJob) -> Iterator[str]:
+    """Only a reward that is a plain function of one record is asked for a score alone.
+
+    Of others that ask no model of the run, it is known when their worker has made them.
+    """
+    for name, reward in job.settings.rewards.items():
+        spec = job.provided[f"rewards.{name}"].spec
+        if not reward.alone_every or not isinstance(spec, RewardProvider):
             continue
-        if not traits_of(objects.get(f"roles.{role}")).value_head:
+        asks = traits_of(job.objects.get(f"rewards.{name}")).asks
+        if spec.level == "group" or asks:
+            sees = "asks a model" if asks else "sees the records of a prompt together"
             yield (
-                f"roles.{role}.use: {item.reference} has no value head, which {path} "
-                f"({provided[path].reference}) trains; take a trainer with the trait value_head, "
-                "such as torch."
+                f"rewards.{name}.alone_every: {reward.use} {sees}; only a plain function of one "
+                "record is asked for a score alone. Leave it out."
             )
 
 
-def _own_columns(
-    settings: JobSettings,
-    objects: Mapping[str, Any],
-    columns: Mapping[str, Sequence[ColumnSpec]],
-) -> Iterator[str]:
-    """Only the policy's trainer computes columns for an advantage of its own.
-
-    The advantage then requires at least one of them, and no role gives any of them as well.
-
-    columns: role of this run -> what it gives.
-    """
-    giver_of = {column.name: name for name, given in columns.items() for column in given}
-    required = traits_of(objects.get("advantage")).requires
-    for role in settings.roles:
-        own = traits_of(objects.get(f"roles.{role}")).own_columns
-        names = ", ".join(sorted(own))
-        if own and role != POLICY:
-            yield (
-                f"roles.{role}.config: computes {names} for an advantage of its own, and only "
-                f"roles.{POLICY} has one; leave that out."
-            )
-        elif own and not own & required:
-            yield (
-                f"roles.{role}.config: computes {names}, and the advantage requires none of them; "
-                "choose one that does, such as algorithms/gae, or leave that out."
-            )
-        for name in sorted(own & giver_of.keys() if role == POLICY else ()):
-            yield (
-                f"roles.{role}.config: computes {name!r}, as roles.{giver_of[name]} does; leave "
-                "one of them out."
-            )
-
-
-def _read_columns(path: str, provided: Mapping[str, ChosenProvider]) -> Sequence[str]:
-    """Returns the columns that the rollout's records have beside those of every generator."""
-    rollout = provided.get(f"roles.{ROLLOUT}")
-    if rollout is None or path == "advantage":
-        return ()
-    columns: Sequence[str] = getattr(rollout.spec, "columns", ())
-    return columns
-
-
-def _requirements(
-    path: str,
-    objects: Mapping[str, Any],
-    settings: JobSettings,
-    provided: Mapping[str, ChosenProvider],
-    columns: Mapping[str, Sequence[ColumnSpec]],
-    roles: Mapping[str, RoleProvider],
-) -> Iterator[str]:
-    """The columns and scalars that ``requires()`` of the settings names come from somewhere.
-
-    path: "advantage", or where an objective is chosen.
-    columns: role of this run -> what it gives.
-    """
-    if _lacks_value_head(path, objects, settings, provided):
-        return  # ``_value_heads`` says so
-    givers = _possible_givers(path, provided, columns, roles)
-    given = {column.name for role in givers for column in columns.get(role.name, ())}
-    supplied = _from_trainer(path, objects, provided) | given | {*_read_columns(path, provided)}
-    required = {ids_column(name) or name for name in traits_of(objects.get(path)).requires}
-    giver_of = {column.name: role.name for role in givers for column in role.column_specs}
-    for name in sorted(required - supplied):
-        if name in giver_of:
-            yield _not_given(path, name, giver_of[name], columns)
-        else:
-            yield _not_supplied(path, name, supplied, _level(provided))
-
-
-def _lacks_value_head(
-    path: str,
-    objects: Mapping[str, Any],
-    settings: JobSettings,
-    provided: Mapping[str, ChosenProvider],
-) -> bool:
-    """Whether an objective of values is trained by a trainer without a value head."""
-    if path == "advantage" or "values" not in traits_of(objects.get(path)).requires:
-        return False
-    trainer = f"roles.{_objectives(settings, provided)[path]}"
-    return trainer in provided and not traits_of(objects.get(trainer)).value_head
-
-
-def _from_trainer(
-    path: str, objects: Mapping[str, Any], provided: Mapping[str, ChosenProvider]
-) -> frozenset[str]:
-    """Returns what the trainer itself supplies to what is chosen at a path."""
-    level = _level(provided)
-    if path == "advantage":
-        own = traits_of(objects.get(f"roles.{POLICY}")).own_columns
-        return FROM_TRAINER if level == "record" else own
-    if "values" in traits_of(objects.get(path)).requires:
-        return _FROM_VALUES[level] | {"group", "sample"}
-    return FROM_TRAINER
-
-
-def _possible_givers(
-    path: str,
-    provided: Mapping[str, ChosenProvider],
-    columns: Mapping[str, Sequence[ColumnSpec]],
-    roles: Mapping[str, RoleProvider],
-) -> list[RoleProvider]:
-    """Returns the installed roles that can give columns to what is chosen at a path.
-
-    Those of this run come last: where several could give one name, the last one is meant.
-    """
-    # Roles give per-action columns; an advantage of level "record" gets numbers of records.
-    if path == "advantage" and _level(provided) != "action":
-        return []
-    givers = [role for role in roles.values() if role.columns]
-    return sorted(givers, key=lambda role: role.name in columns)
-
-
-def _not_given(path: str, name: str, role: str, columns: Mapping[str, Sequence[ColumnSpec]]) -> str:
-    """Says how the role that can give a column is made to give it in this run."""
-    if role in columns:
-        return (
-            f"{path}: requires {name!r}, which roles.{role} gives only where "
-            f"roles.{role}.config says of how many numbers; set that."
+def _rewards(job: ResolvedJob) -> Iterator[str]:
+    """A job has a reward, unless its step program or its advantage needs none."""
+    controller = job.provided["controller"]
+    parts = controller.spec.parts if isinstance(controller.spec, ControllerProvider) else PARTS
+    advantage = job.provided.get("advantage")
+    if job.settings.rewards or "rewards" not in parts or advantage is None:
+        return
+    if not traits_of(job.objects["advantage"]).works_without_rewards:
+        yield (
+            f"rewards: there is none, and advantage {advantage.reference} is computed from rewards "
+            "under these settings; add rewards.<name>."
         )
-    return f"{path}: requires {name!r}, which roles.{role} gives; add that role."
 
 
-def _not_supplied(path: str, name: str, supplied: Set[str], level: str) -> str:
-    """Says that nothing installed gives a name, and which names are known."""
-    known = ", ".join(sorted(supplied)) or "none"
-    no_role = ": no installed role gives it"
-    if path == "advantage":
-        no_role = ": no loaded plugin has a role that gives it" if level == "action" else ""
-    return f"{path}: requires {name!r}, which nothing supplies{no_role} (known: {known})."
+def _uncalled(job: ResolvedJob) -> Iterator[str]:
+    """The step program calls something on every role and on every reward."""
+    controller = job.provided["controller"]
+    calls = controller.spec.calls if isinstance(controller.spec, ControllerProvider) else {}
+    never = f"controller {controller.reference} never calls this"
+    for name in job.settings.roles:
+        kind = job.provided[f"roles.{name}"].kind
+        if not calls.get(kind):
+            yield f"roles.{name}: {never} role (kind {kind!r}); leave it out."
+    if not calls.get("scorer"):
+        yield from (
+            f"rewards.{name}: {never} reward; leave it out." for name in job.settings.rewards
+        )
+
+
+def _sleeping_trainers(job: ResolvedJob) -> Iterator[str]:
+    """Trainers that are to sleep can."""
+    if job.settings.placement.sleep_in_rollout != "always":
+        return
+    for name in job.settings.roles:
+        role = job.provided[f"roles.{name}"]
+        if role.kind == "trainer" and not traits_of(job.objects.get(f"roles.{name}")).sleeps:
+            yield (
+                f"placement.sleep_in_rollout: always, but trainer {role.reference}, which "
+                f"roles.{name} uses, cannot sleep; set it to never, or take a trainer with the "
+                "trait sleeps."
+            )
+
+
+def _images(job: ResolvedJob) -> Iterator[str]:
+    """Roles that are shown images, by a dataset or a reward, can take them."""
+    shown_to = {"data": [ROLLOUT, POLICY], "evaluation.data": [ROLLOUT, POLICY]}
+    for name, reward in job.settings.rewards.items():
+        shown_to[f"rewards.{name}"] = [reward.role] if reward.role else []
+    for path, roles in shown_to.items():
+        if not traits_of(job.objects.get(path)).shows_images:
+            continue
+        for role in (f"roles.{name}" for name in roles):
+            item = job.provided.get(role)
+            if item is not None and not traits_of(job.objects.get(role)).images:
+                yield (
+                    f"{path}: its prompts have images, and {item.reference}, which {role} uses, "
+                    "takes no images; take one that does."
+                )

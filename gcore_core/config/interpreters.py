@@ -213,7 +213,7 @@ def _install(need: str, python: str) -> str:
 
 
 def _remedy(interpreter: Interpreter, requirements: list[str], lacking: Sequence[str] = ()) -> str:
-    """Returns the command that installs the requirements, or makes a recorded venv anew.
+    """Returns the command that installs the requirements, or makes a recorded venv again.
 
     lacking: every distribution that the job needs there and the interpreter does not have.
     """

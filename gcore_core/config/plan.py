@@ -44,6 +44,7 @@ from gcore_core.config import (
     schema,
     yaml_source,
 )
+from gcore_core.config.column_checks import given_columns
 from gcore_core.config.plugins import Plugins, Provided, local_plugin
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.errors import (
@@ -79,7 +80,7 @@ class Plan:
     objects: the same paths -> the provider's own config object; None where it has no settings.
     source: the YAML file.
     written: what the file and the overrides say and nothing else, with texts as they were written;
-        interpolations are not replaced, and paths are those of the file.
+        interpolations are not replaced, and paths are the file's.
     columns: role of this run -> the per-action columns that it gives under its settings.
     lock: one entry for each loaded plugin, with its name, distribution and version.
     origins: dotted key -> where it was set; a key with a fixed default is absent.
@@ -164,12 +165,6 @@ def trained_roles(plan: Plan) -> list[str]:
     return [*learners, POLICY]
 
 
-def is_of_actions(plan: Plan) -> bool:
-    """Returns whether the job's advantage is computed for each action, on ranks."""
-    chosen = plan.provided.get("advantage")
-    return chosen is not None and getattr(chosen.spec, "level", "") == "action"
-
-
 def load_plan(
     file: str | Path, overrides: Sequence[str] = (), installed: catalog.Catalog | None = None
 ) -> Plan:
@@ -181,8 +176,8 @@ def load_plan(
     installed: the plugins that there are; None: they are looked for.
     """
     plan = read_plan(file, overrides, installed)
-    problems = checks.problems_of(plan, plan.plugins) + plan.plugins.check(plan.config, plan)
-    checks.refuse(problems, plan.source)
+    problems = checks.problems_of(plan, _role_descriptions(plan.plugins))
+    checks.refuse(problems + plan.plugins.check(plan.config, plan), plan.source)
     return plan
 
 
@@ -312,10 +307,16 @@ def _given_columns(
 ) -> dict[str, tuple[ColumnSpec, ...]]:
     """Returns role of this run -> the per-action columns that it gives under its settings."""
     return {
-        role: checks.given_columns(item.spec, objects.get(f"roles.{role}"))
-        for role, item in _roles(plugins).items()
-        if role in settings.roles and isinstance(item.spec, RoleProvider)
+        role: given_columns(description, objects.get(f"roles.{role}"))
+        for role, description in _role_descriptions(plugins).items()
+        if role in settings.roles
     }
+
+
+def _role_descriptions(plugins: Plugins) -> dict[str, RoleProvider]:
+    """Returns name -> description of every role that a loaded plugin offers."""
+    specs = {name: item.spec for name, item in _roles(plugins).items()}
+    return {name: spec for name, spec in specs.items() if isinstance(spec, RoleProvider)}
 
 
 def _lock(plugins: Plugins) -> tuple[dict[str, str], ...]:
@@ -559,7 +560,7 @@ def _parts(core: Mapping[str, Any], plugins: Plugins) -> frozenset[str]:
 
 
 def _doubtful(core: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the parts of which only a plugin's settings can tell whether the job needs them.
+    """Returns the parts that the job needs or not, as only a plugin's settings can tell.
 
     Those settings are not read yet; ``checks`` asks them.
     """
@@ -579,25 +580,24 @@ def _require(
 
     parts: the parts of a job that the step program needs.
     """
-    left_out = _left_out(core, parts)
+    unneeded = PARTS - parts
+    unset = ("", MISSING)
     absent = [] if user.get("data") else ["data"]
     absent += [
         f"{path}.use"
         for path in schema.KIND_AT
-        if (_get(core, path) or {}).get("use") == MISSING and path not in left_out
+        if (_get(core, path) or {}).get("use") in unset and path not in unneeded
     ]
     required_roles = [POLICY, ROLLOUT] if "generation" in parts else [POLICY]
     absent += [f"roles.{name}" for name in required_roles if name not in core["roles"]]
     for section in schema.NAMED:
         absent += [
-            f"{section}.{name}.use"
-            for name, node in core[section].items()
-            if node["use"] == MISSING
+            f"{section}.{name}.use" for name, node in core[section].items() if node["use"] in unset
         ]
     absent += [
         f"roles.{name}.objective.use"
         for name, node in core["roles"].items()
-        if (node.get("objective") or {}).get("use") == MISSING
+        if (node.get("objective") or {}).get("use") in unset
     ]
     if not core["rewards"] and "rewards" in parts:
         absent.append("rewards.<name>")
@@ -794,7 +794,7 @@ def _config_object(item: Provided, path: str, config: Any) -> Any:
 
 
 def _check_traits(item: Provided, path: str, config: Any) -> None:
-    """Raises ContractError where a config object gives no traits, or those of another kind."""
+    """Raises ContractError where a config object gives no traits, or another kind's."""
     try:
         misplaced = traits_of(config).misplaced(item.kind)
     except ContractError as error:

@@ -86,7 +86,7 @@ def local_plugin(file: Path, where: str = "local") -> Installed:
     """Describes a project's own file as a plugin.
 
     The plugin's name is the stem of the file, and its version is a hash of the content, and of that
-    of files beside it that it imports.
+    of files next to it that it imports.
     """
     try:
         content = b"".join(one.read_bytes() for one in (file, *local_files.files_beside(file)))
@@ -103,7 +103,7 @@ class FileChecks:
     """Holds what plugins say of the files that a job names.
 
     problems: one sentence each, with the plugin's name.
-    looks: plugin and what it has looked at; whoever checks has them answered.
+    looks: plugin and what it has looked at; the check answers them.
     """
 
     problems: list[str]
@@ -251,7 +251,7 @@ class Plugins:
     ) -> Iterator[tuple[str, Any]]:
         """Yields plugin and what its hook reports, of all plugins. One that raises reports that.
 
-        config: the resolved configuration, of which every plugin gets a copy, as ``plan``.
+        config: the resolved configuration; every plugin gets a copy, as ``plan``.
         more: the hook's other arguments.
         """
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
@@ -423,7 +423,7 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
     """Raises ContractError for an unknown hook, a default argument, or a mark that orders calls.
 
     caller: pluggy's name for one hook with all its implementations.
-    impls: those of the plugin.
+    impls: the plugin's.
     """
     if not caller.has_spec():
         hooks = [name for name in dir(hookspecs) if name.startswith("gcore_")]
@@ -480,14 +480,14 @@ def _anchored(spec: Provider, plugin: Installed, module: ModuleType) -> Provider
 
 
 def _anchored_reference(reference: str, plugin: Installed, module: ModuleType) -> str:
-    """Replaces the name of a project's own file in a reference, or of one beside, by its path."""
+    """Replaces the name of a project's file in a reference, or of one next to it, by its path."""
     source, _, attribute = reference.rpartition(":")
     if not plugin.is_file:
         return reference
     if source in (plugin.name, module.__name__):
         return f"{plugin.module}:{attribute}"
-    beside = Path(plugin.module).with_name(f"{source}.py")
-    return f"{beside}:{attribute}" if beside.is_file() else reference
+    sibling = Path(plugin.module).with_name(f"{source}.py")
+    return f"{sibling}:{attribute}" if sibling.is_file() else reference
 
 
 def _of_plugin(plugin: str, problem: Any) -> str:

@@ -60,7 +60,7 @@ def record(venv: Path) -> dict[str, Any]:
 
 
 def command(venv: Path, lacking: Sequence[str] = ()) -> str:
-    """Returns the command that makes the venv, or makes it anew when it is not as it should be.
+    """Returns the command that makes the venv, or makes it again when it is not as it should be.
 
     lacking: distributions that the venv does not have. Where its record does not list some of them,
         the command asks for these, and again for all that were asked for when it was made.

@@ -1,4 +1,4 @@
-"""Reads and writes YAML by the rules of YAML 1.2, of which PyYAML alone has those of 1.1.
+"""Reads and writes YAML by the rules of YAML 1.2; PyYAML alone has the rules of 1.1.
 
 By them ``0012`` is 12 and ``1e3`` is 1000.0. A text are ``yes``, ``12:30``, ``1_000`` and
 ``2026-11-28``. See https://yaml.org/spec/1.2.2/#103-core-schema.
@@ -98,7 +98,7 @@ _Dumper.add_representer(None, yaml.representer.SafeRepresenter.represent_undefin
 def compose(text: str) -> yaml.Node | None:
     """Returns the root of a text with one document; None for an empty one.
 
-    Raises yaml.YAMLError, most of which have the place of what is wrong.
+    Raises yaml.YAMLError; most say the place of what is wrong.
     """
     return _Composer(text).get_single_node()
 

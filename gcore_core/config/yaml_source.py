@@ -253,14 +253,15 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         folder = file.parent
-        beside = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
+        names = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
         raise ConfigError(
-            f"no such file{did_you_mean(file.name, beside)}.",
+            f"no such file{did_you_mean(file.name, names)}.",
             where=str(file),
             why=f"looked in {Path.cwd()}",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read as text: {error}.", where=str(file)) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot be read as text: {reason}.", where=str(file)) from error
 
 
 def _override(override: str) -> tuple[str, Any, Any, Word | None]:
@@ -289,7 +290,7 @@ def _override(override: str) -> tuple[str, Any, Any, Word | None]:
 
 
 def _unreadable(error: OmegaConfBaseException, where: str) -> ConfigError:
-    """Returns our error for a value, mostly a reference, of which OmegaConf makes nothing."""
+    """Returns our error for a value, mostly a reference, that OmegaConf cannot resolve."""
     return ConfigError(
         f"what is set cannot be read: {str(error).splitlines()[0].rstrip('.')}.",
         where=where,

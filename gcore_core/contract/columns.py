@@ -1,7 +1,7 @@
 """Defines columns: the arrays of one record, by name.
 
-``gcore_core.contract.records`` lists those of records whose actions are tokens. ``ColumnSpec``
-describes those that roles add, with a value or a row of values for each action.
+``gcore_core.contract.records`` lists the columns of records whose actions are tokens.
+``ColumnSpec`` describes those that roles add, with a value or a row of values for each action.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class SampleRequest:
     prompt: the row of the dataset, or a reward's question.
     greedy: the most probable action each time, instead of a draw.
     attempt: how often it was asked for and lost before.
-    images: uint8[H, W, C] each, for places of the prompt after those of ``prompt.images``;
+    images: uint8[H, W, C] each, for places of the prompt after the ``prompt.images``;
         only with the trait ``images``.
     """
 

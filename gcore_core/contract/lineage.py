@@ -120,7 +120,7 @@ def check_seal(
     raise RecordMismatch(
         f"record {name_of(ordinal, sample)} is not what its generator sealed",
         where=where,
-        why="its columns are those of another record, or were changed after they were sampled",
+        why="its columns are another record's, or were changed after they were sampled",
         todo="look at what opens, sorts or changes records between generator and trainer",
         ordinal=ordinal,
         sample=sample,

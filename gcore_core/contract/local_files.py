@@ -13,7 +13,7 @@ below this module, with the folder's path in its name:
     /jobs/sums/rewards.py            gcore_core.contract.local_files._2fjobs_2fsums.rewards
 
 Every process in which G-Core is installed can import it by that name: a pool that starts processes
-anew finds a user's function by it.
+again finds a user's function by it.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class WorkerShape:
     records: most records that a step brings to all workers of the role together: those that a
         trainer trains on, or the samples that a generator draws at a time. 0: not known.
     group_size: how many of them have one prompt.
-    minibatches: parts of a step's records, each of which is one optimizer update.
+    minibatches: parts of a step's records; each is one optimizer update.
     facts: name -> what a look has counted of the job (``gcore_core.contract.looking``); a name that
         is absent is not known.
     """

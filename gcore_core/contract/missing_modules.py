@@ -12,6 +12,8 @@ from gcore_core.contract.installing import find_installed, install_command
 MOVED = {
     "gcore_balance": "gcore_placement.balance",
     "gcore_context": "gcore_language.context",
+    "gcore_core.contract.floats": "gcore_language.floats",
+    "gcore_core.contract.json_values": "gcore_language.json_values",
     "gcore_core.kits.answers": "gcore_rewards.answers",
     "gcore_core.kits.loopback": "gcore_report.loopback",
     "gcore_core.kits.machines": "gcore_nodes.machines",
@@ -68,7 +70,7 @@ def _moved(old: str, new: str) -> str:
 def _importers(error: BaseException) -> Iterator[str]:
     """Yields the distributions whose code was importing, the innermost first.
 
-    A package and its distribution have one name, as those of this project and its scaffolds do.
+    A package and its distribution have one name, as in this project and its scaffolds.
     """
     modules = []
     trace: TracebackType | None = error.__traceback__

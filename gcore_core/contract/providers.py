@@ -129,7 +129,7 @@ class ControllerProvider(Provider):
 
 
 def _problems_of(columns: Iterable[ColumnSpec]) -> list[str]:
-    """Returns what is wrong with columns that a plugin adds to those of records."""
+    """Returns what is wrong with columns that a plugin adds to records'."""
     problems = []
     for column in columns:
         problems += column.problems()
@@ -313,7 +313,7 @@ class CommandProvider(Provider):
     The factory is called with the remaining words.
 
     parser: ``"module:attribute"`` of a function that takes nothing and returns the
-        ``argparse.ArgumentParser`` of a default command, of which ``g-core completion`` makes what
+        ``argparse.ArgumentParser`` of a default command; ``g-core completion`` makes of it what
         a shell completes; "": files.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from gcore_core.contract.errors import ConfigError, DataError, did_you_mean
-from gcore_core.contract.json_values import repeated_key
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.traits import Traits
 
@@ -331,3 +331,27 @@ def read_again(
             where=name,
             todo="do not write into a file that a run is reading; start the run again",
         ) from error
+
+
+class _Repeated(Exception):
+    """A key stands twice in one object."""
+
+
+def repeated_key(text: bytes | str) -> str | None:
+    """Returns a key that an object of a JSON text has twice, at any depth; None: there is none.
+
+    Readers of JSON take the last value of it and say nothing. text: valid JSON.
+    """
+
+    def pairs(items: list[tuple[str, Any]]) -> None:
+        names = {name for name, _ in items}
+        if len(names) < len(items):
+            written = [name for name, _ in items]
+            raise _Repeated(next(name for name in written if written.count(name) > 1))
+
+    try:
+        # No number is made: one of many digits would be refused.
+        json.loads(text, object_pairs_hook=pairs, parse_int=len, parse_float=len)
+    except _Repeated as error:
+        return str(error)
+    return None

@@ -216,9 +216,9 @@ class ComparesLogprobs(Protocol):
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns what the last ``train`` computed before its first update, for each record.
 
-        It is called once after each ``train`` and computes nothing again. The records are those of
-        ``prepare``, in their order; None for one whose log-probs were not computed before the
-        first update, such as later minibatches' under an objective without ``old_logp``.
+        It is called once after each ``train`` and computes nothing again. It has an entry for each
+        record of ``prepare``, in their order; None for one whose log-probs were not computed before
+        the first update, such as later minibatches' under an objective without ``old_logp``.
         """
 
 

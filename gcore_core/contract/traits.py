@@ -275,7 +275,7 @@ def traits_of(config: Any) -> Traits:
         found = config.traits()
     except GcoreError as error:
         raise ContractError(f"{name}: {error.what}", todo=error.todo) from error
-    except Exception as error:  # whatever a plugin raises is its author's to mend
+    except Exception as error:  # what a plugin raises is for its author to fix
         raise ContractError(f"{name} raised {type(error).__name__}: {error}") from error
     if not isinstance(found, Traits):
         raise ContractError(f"{name} returned {found!r}; it returns Traits and takes nothing.")
@@ -389,7 +389,7 @@ def near_misses(config: type) -> Iterator[str]:
 
 
 def _methods(config: type) -> list[str]:
-    """Returns the public methods of a class, those of its bases too, in order."""
+    """Returns the public methods of a class and of its bases, in order."""
     names = {name for cls in config.__mro__ if cls is not object for name in vars(cls)}
     return [
         name

@@ -13,7 +13,7 @@ and ``end``. A program derives from it and says what a ``step`` is, as
     training       Training: balance, preparation, advantages, update
     publishing     Publishing: pushes weights to the generators
     evaluation     RewardEvaluation: held-out prompts under a version of the weights
-    loss_evaluation  LossEvaluation: the objective on held-out rows, without generation
+                   LossEvaluation: the objective on held-out rows, without generation
     checkpointing  Checkpointing: saves, and ``unless``, which ends work when the run is to stop
     reporting      Reporting: a step in numbers
     tracing        Stopwatch: the seconds of a step's stages
@@ -24,9 +24,7 @@ What the parts themselves are made of:
     algorithm_answers  calls of the job's algorithms, whose answers are checked
     reward_weights     the rewards of a group in numbers, normalised and weighted
     keep_rate          how many groups to issue where some will be dropped
-    relayed            what every shard asks of every trainer rank
     annotating         columns that other roles give of the records
-    fixed_microbatches  which records train together in a deterministic run
     watching           Watching: brings log-probs to the step check
     checked_workers    whom a step check may ask
 

@@ -1,4 +1,4 @@
-"""Has every role that gives columns annotate the records of a step, which it gets by reference.
+"""Asks the roles that give columns to annotate a step's records, by reference.
 
 Annotators are asked by worker, each shard by itself. A role that is trained gives columns on all of
 its ranks at once, since these may need each other.
@@ -15,7 +15,6 @@ import msgspec
 from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.launching import Peer
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.runtime.messages import (
     ANNOTATE,
     ANNOTATE_RANKS,
@@ -27,6 +26,7 @@ from gcore_core.runtime.messages import (
     ReleaseSteps,
     TrainItem,
 )
+from gcore_core.runtime.relay import ask_ranks
 from gcore_core.wire.retry import insist
 
 Key = tuple[int, int]  # (ordinal, sample) of a record
@@ -89,7 +89,7 @@ async def _of_role(
     items: Sequence[TrainItem],
     purpose: str,
 ) -> dict[Key, Extra]:
-    """Has one role annotate the records; returns (ordinal, sample) -> where its columns are."""
+    """Asks one role for its columns; returns (ordinal, sample) -> where its columns are."""
     shares = _shares(items, context.annotators[role], context.facts.shard)
 
     async def ask(worker: Peer, share: Sequence[TrainItem]) -> AnnotateReply:
@@ -103,7 +103,7 @@ async def _of_role(
 async def _of_trained(
     context: ControllerContext, step: int, role: str, by_rank: Sequence[Sequence[TrainItem]]
 ) -> dict[Key, Extra]:
-    """Has all ranks of a role that is trained annotate the records that each will train on."""
+    """Asks all ranks of a trained role for columns of the records that each will train on."""
     shard = context.facts.shard
     requests = [AnnotateRequest(step, shard, list(items)) for items in by_rank]
     ranks = context.trained[role]

@@ -55,7 +55,7 @@ class AskedWorkers:
         answers = await asyncio.gather(
             *(insist(worker, SCORE_LAST, request) for rank in self._ranks for worker in rank)
         )
-        # There is an answer from each worker. These are the places of the ranks' first workers.
+        # Each worker has answered. These are the places of the ranks' first workers.
         firsts = np.cumsum([0, *(len(rank) for rank in self._ranks[:-1])])
         return _opened([answers[first] for first in firsts.tolist()])
 

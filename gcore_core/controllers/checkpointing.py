@@ -80,7 +80,7 @@ class Checkpointing:
 
         step: the step that begins now, and the version of the weights.
         state: what a resumed run of the controller needs, as plain values.
-        metrics: those of the step; retention may choose the best checkpoint by them.
+        metrics: of the step; retention may choose the best checkpoint by them.
         last: whether the run ends with this step. Then ``settle`` is to be called when it is
             reported.
 
@@ -102,7 +102,7 @@ class Checkpointing:
         return {"seconds/checkpoint": clock() - began_s}
 
     async def settle(self) -> None:
-        """Has a save that was begun committed, since the run ends.
+        """Commits a save that was begun, since the run ends.
 
         Nothing newer is saved: after an error the trainers no longer hold what an earlier step
         left.
@@ -121,7 +121,7 @@ class Checkpointing:
                 await self._finish()
 
     async def _begin(self) -> None:
-        """Has the ranks begin to save what they hold, if the supervisor has a place for it."""
+        """Lets the ranks begin to save what they hold, if the supervisor has a place for it."""
         step = self._saved = self._newest.step
         place = await self._send_to_supervisor(OPEN_CHECKPOINT, OpenCheckpoint(step))
         # Without a path the supervisor cannot write a checkpoint now, and has already said why.

@@ -23,8 +23,8 @@ class SyncConfig:
         the weights depend on it. Other runs do not read it.
     max_rounds: a step issues at most this many times ``prompts`` groups; then it goes on with those
         that teach.
-    max_skipped_steps: a step without a group that teaches is skipped: its weights are those of the
-        step before. The run ends, saved, after this many such steps in a row.
+    max_skipped_steps: a step without a group that teaches is skipped: its weights stay as
+        they were. The run ends, saved, after this many such steps in a row.
     surplus: groups beyond those that a step needed: "keep" for the next step, under the weights
         that sampled them; "redraw" with newer ones; "auto" keeps them when the objective corrects
         for older weights.

@@ -41,7 +41,7 @@ class ControllerContext:
     facts: of the job, the same for every shard but its number.
     traffic: counts what this process sends and receives.
     trace: where the times of records and stages go.
-    agree: agreements with the other shards; ``agree.scope(name)`` for a task beside others.
+    agree: agreements with the other shards; ``agree.scope(name)`` for a task next to others.
     supervisor: it shows reports and commits checkpoints.
     lead: the lead's process, as every shard asks it.
     service: what this process answers.
@@ -56,10 +56,10 @@ class ControllerContext:
     placement: the policy that moves devices between generators; none where nothing moves.
     agents: the nodes' agents by name, where they read how long devices are in use.
     sentinel: this controller's half of what compares log-probs; None where nothing does.
-    step_check: looks at each step; only the lead has it, where there is a sentinel.
+    step_check: looks at each step; only the lead has it, in a run with a sentinel.
     stopping: set in the lead when the run is to end early, its state saved.
     saving: set in the lead when somebody has asked for a checkpoint.
-    trainers_turn: in the lead, whoever has the trainers do something holds it: the step program
+    trainers_turn: in the lead, held while the trainers do something: the step program
         from the beginning, but for where it waits for records (``trainers_free``), and pushes to
         generators that are behind.
     """

@@ -1,6 +1,9 @@
-"""Evaluates weights on held-out prompts.
+"""Evaluates weights on held-out rows: by the run's rewards, or by the loss of its objective.
 
-Records are drawn greedily and at the training temperature, and scored by the same rewards.
+For rewards, records are sampled greedily and at the training temperature, and scored by the
+run's rewards. For the loss nothing is sampled and nothing is rewarded: the rows of
+``evaluation.data`` come from the generators like the run's own, and the trainer computes loss
+and metrics of the objective on them, without an update.
 """
 
 from __future__ import annotations
@@ -9,12 +12,15 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gcore_core.contract.records import FAILED, Header, Lease
+from gcore_core.contract.records import FAILED, Assignment, Header, Lease
+from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation import Drawing, Round
+from gcore_core.controllers.generation import Round, draw
 from gcore_core.controllers.generation.ledger import Ledger, has_failed_reward
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.runtime.messages import GREEDY, SAMPLED
+from gcore_core.controllers.training import Plan, train_item
+from gcore_core.runtime.messages import EVALUATE_RANKS, GREEDY, SAMPLED, EvaluateRequest, TrainItem
+from gcore_core.runtime.relay import ask_ranks
 from gcore_core.runtime.worker_settings import JobFacts
 
 LENGTH = "length"
@@ -29,8 +35,8 @@ class Evaluated:
 
     sums: of what was evaluated, such as ``greedy/length`` and ``sampled/REWARD``.
     samples: a few records to show, by reference.
-    failed: way of drawing -> records that failed, or that a reward failed on; none where there is
-        none.
+    failed: way of drawing -> records that failed, or that a reward failed on; empty where
+        none failed.
     """
 
     sums: Sums = field(default_factory=dict)
@@ -49,7 +55,7 @@ class Evaluates(Protocol):
 
 
 def is_due(facts: JobFacts, version: int, last: bool) -> bool:
-    """Whether an evaluation is due: there are rows for it, and it is its time.
+    """Returns whether an evaluation is due: it has rows, and it is its time.
 
     It is before the first step, after the last one and every ``evaluation.every`` steps. A run that
     goes on from a checkpoint repeats none, and makes up for one that was missed.
@@ -73,7 +79,7 @@ class RewardEvaluation:
 
     def __init__(self, context: ControllerContext, placement: PlacementShard) -> None:
         self._context = context
-        self._drawing = Drawing(context, placement)
+        self._placement = placement
 
     async def at(self, version: int, last: bool) -> Evaluated | None:
         """Evaluates weights ``version`` if an evaluation is due; returns None if it is not.
@@ -92,7 +98,7 @@ class RewardEvaluation:
         return evaluated
 
     async def _draw(self, round_: Round, rows: range, evaluated: Evaluated) -> None:
-        """Has one record of each row drawn and scored, and adds them to ``evaluated``."""
+        """Samples and scores one record of each row, and adds them to ``evaluated``."""
         facts = self._context.facts
         # Ordinals below zero: no record of an evaluation can be taken for one of the run. Row 0 has
         # -1 in the greedy round and -2 in the sampled one, row 1 has -3 and -4, and so on.
@@ -101,7 +107,7 @@ class RewardEvaluation:
             shard=facts.shard, shards=facts.shards, rows=len(rows), seed=facts.run.seed, samples=1
         )
         ledger.adopt(leases)
-        await self._drawing.draw(ledger, round_, leases)
+        await draw(self._context, self._placement, ledger, round_, leases)
         sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
         def add(name: str, value: float) -> None:
@@ -118,3 +124,78 @@ class RewardEvaluation:
             if header.row < facts.evaluation.show:
                 evaluated.samples.append(header)
         evaluated.sums.update(sums)
+
+
+#: What stands before names of an evaluation whose records were neither drawn greedily nor sampled.
+GIVEN = "given"
+
+
+class LossEvaluation:
+    """Evaluates a version of the weights by the trainer's loss, on this shard's part of the rows.
+
+    Groups that the generators cannot give, such as rows that are too long, are left out. What is
+    left is reported as ``given/loss`` and ``given/NAME`` for each metric of the objective, with
+    ``given/dropped``, the number of groups that were left out.
+
+    samples: records of a group.
+    """
+
+    def __init__(self, context: ControllerContext, placement: PlacementShard, samples: int) -> None:
+        self._context = context
+        self._samples = samples
+        self._placement = placement
+
+    async def at(self, version: int, last: bool) -> Evaluated | None:
+        """Evaluates weights ``version`` if it is due (``is_due``); returns None if it is not."""
+        facts = self._context.facts
+        if not is_due(facts, version, last):
+            return None
+        rows = min(facts.evaluation.prompts, facts.rows["evaluation"])
+        groups = await self._draw(version, range(facts.shard, rows, facts.shards))
+        whole = [group for group in groups if all(header.status != FAILED for header in group)]
+        sums = await self._evaluate(version, whole)
+        shown = [h for group in whole for h in group if h.row < facts.evaluation.show]
+        dropped = float(len(groups) - len(whole))
+        # Every rank has summed over all shards, so that only the lead reports it.
+        own = sums if self._context.agree.lead else {}
+        # A report divides sums by weights. These weights add up to 1, so it has the plain sum.
+        every = {**own, "dropped": (dropped, 1.0 / facts.shards)}
+        return Evaluated({f"{GIVEN}/{name}": pair for name, pair in every.items()}, shown)
+
+    async def _draw(self, version: int, rows: range) -> list[list[Header]]:
+        """Asks for the rows' records; they are held in memory for the step after ``version``."""
+        facts = self._context.facts
+        samples = tuple(range(self._samples))
+        # Ordinals below zero: no record of an evaluation can be taken for one of the run.
+        leases = [Lease(-(row + 1), row, 0, samples) for row in rows]
+        ledger = Ledger(
+            shard=facts.shard,
+            shards=facts.shards,
+            rows=len(rows),
+            seed=facts.run.seed,
+            samples=self._samples,
+        )
+        ledger.adopt(leases)
+        round_ = Round(step=version, number=0, purpose=GREEDY, least=version)
+        await draw(self._context, self._placement, ledger, round_, leases)
+        return list(ledger.complete())
+
+    async def _evaluate(
+        self, version: int, groups: list[list[Header]]
+    ) -> dict[str, tuple[float, float]]:
+        """Asks the ranks for the objective on these groups; returns sums over all shards."""
+        context = self._context
+        ranks = len(context.ranks)
+        plan: Plan = {
+            header.key: Assignment(header.row % ranks, 0) for group in groups for header in group
+        }
+        unplaced = [train_item(header, plan) for group in groups for header in group]
+        parts: list[list[TrainItem]] = [[] for _ in range(ranks)]
+        extras = await annotate(context, version, unplaced, {}, GREEDY)
+        for item in annotated(unplaced, extras):
+            parts[plan[item.ordinal, item.sample].rank].append(item)
+        # Nothing was rewarded, so every record has the same advantage.
+        requests = [EvaluateRequest(version, part, [1.0] * len(part)) for part in parts]
+        shard = context.facts.shard
+        answers = await ask_ranks(shard, context.ranks, EVALUATE_RANKS, version, requests)
+        return answers[0]

@@ -56,7 +56,7 @@ def groups_missing(needed: int, kept: int, finished: int, in_flight: int, rule: 
     # out needless is a waste. A negative number of deviations counts on luck. The deviations of
     # chance go in a straight line from ``eager``, when nothing has finished, to its mirror at -1,
     # when everything has: with -0.5 from -0.5 to -1.5. ``eager`` is above -1, so they fall: the
-    # later it is, the more a refill would cost beside what luck may still give.
+    # later it is, the more a refill would cost compared with what luck may still give.
     share = finished / max(finished + in_flight, 1)
     chances = eager - 2 * (1 + eager) * share
     if covers(in_flight, lacking, kept, finished, rule, chances, -doubt):

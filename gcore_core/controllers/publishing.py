@@ -27,7 +27,7 @@ from gcore_core.controllers.checkpointing import Stopped
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import sleep_trainers
+from gcore_core.controllers.placement.sleepers import sleep_trainers
 from gcore_core.runtime.messages import (
     CATCH_UP,
     PLACE_WEIGHTS,
@@ -51,7 +51,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.wire.retry import LOST, PUSHES, RetryPolicy, insist, keep_alive
 from gcore_core.wire.service import Call
 
-#: Its pauses lie between two attempts to write the final weights, of which there is no last one.
+#: Its pauses lie between two attempts to write the final weights; none is the last one.
 _SAVES = RetryPolicy(tries=1, first_pause_s=0.5, longest_pause_s=10.0)
 
 
@@ -100,12 +100,12 @@ class Publishing:
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
     async def catch_up_all(self, version: int) -> None:
-        """Has generators that are behind get what the trainers hold now, before an update.
+        """Gives generators that are behind what the trainers hold now, before an update.
 
         version: of the weights that the trainers hold after it.
         """
         async with self._context.trainers_free():
-            pass  # whoever waits for them comes first
+            pass  # who waits for them comes first
         self.version = version
 
     async def catch_up(self, request: CatchUp, call: Call) -> Nothing:
@@ -117,7 +117,7 @@ class Publishing:
         self._behind.add(request.replica)
         with keep_alive(call.progress):
             await self._context.trainers_turn.acquire()
-            # The push goes on when whoever asked goes away: the trainers are at it.
+            # The push goes on when the one who asked goes away: the trainers are at it.
             await asyncio.shield(asyncio.ensure_future(self._catch_up(request.replica)))
         return Nothing()
 
@@ -132,7 +132,7 @@ class Publishing:
                 broken_off = (ContractError, WeightMismatch)
                 with contextlib.suppress(*LOST):
                     await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
-                # Whoever has asked meanwhile has had its push, too.
+                # All who have asked meanwhile have had their push, too.
                 self._behind.discard(replica)
                 await sleep_trainers(self._context)
         finally:
@@ -146,7 +146,7 @@ class Publishing:
         """Pushes again while replicas are lost, as often as ``PUSHES`` allows.
 
         A replica that is restarted in the middle of a push asks for its first bucket. That one is
-        overwritten by then (WeightMismatch), so the whole push begins anew.
+        overwritten by then (WeightMismatch), so the whole push begins again.
         """
         lost = (WorkerDied, ContractError, WeightMismatch)
         self.version = version
@@ -205,9 +205,9 @@ class Publishing:
         return await asyncio.gather(*(pull(i, replica) for i, replica in enumerate(replicas)))
 
     async def save(self) -> None:
-        """Has the ranks write the final weights in Hugging Face layout; all shards call it.
+        """Asks the ranks to write the final weights in Hugging Face layout; all shards call it.
 
-        Those of a role that is trained besides the policy go beside the policy's, with the role's
+        A role that is trained besides the policy has its own next to the policy's, with the role's
         name behind a dash.
 
         Every rank takes part, since a rank may need collectives. Where the disk takes them not, it

@@ -61,7 +61,7 @@ class Reporting:
         counts: name -> groups, reported as ``groups/NAME``.
         verdicts: ordinal -> (verdict, reason) of the step's groups; they are counted by verdict.
         evaluated: this shard's part of an evaluation, if one was made.
-        digests: stage -> this shard's digest of it; runs are compared where there are some.
+        digests: stage -> this shard's digest of it; runs are compared by them.
         """
         records = [header for group in groups for header in group]
         rewards = self._context.facts.rewards
@@ -156,7 +156,6 @@ def _failed_of(evaluated: Evaluated | None) -> dict[str, float]:
 
 
 def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, str]:
-    """Adds up each stage's digests, and writes the sums in hexadecimal."""
     stages = [stage for stage in DIGESTS if any(stage in part for part in parts)]
     return {stage: f"{sum_of(part.get(stage, 0) for part in parts):016x}" for stage in stages}
 

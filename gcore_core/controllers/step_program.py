@@ -16,7 +16,7 @@ from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.evaluation import Evaluates, RewardEvaluation
 from gcore_core.controllers.generation import InStep, Producer, Schedule, StepBatch
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.placement.trainers import sleep_trainers
+from gcore_core.controllers.placement.sleepers import sleep_trainers
 from gcore_core.controllers.publishing import Publishing, Releasing
 from gcore_core.controllers.reporting import Reporting
 from gcore_core.controllers.tracing import Stopwatch
@@ -30,7 +30,7 @@ class StepProgram(ABC):
     method whose order it changes.
 
     A step in which no shard has a group to train on is skipped: it draws, pushes and reports like
-    any other, and its weights are those of the step before.
+    any other, and its weights stay as they were.
 
     skipped: how many steps in a row were skipped, with the one that was taken last.
     pushes: whether generators follow the policy. Where they hold no weights, a step ends without a
@@ -53,7 +53,7 @@ class StepProgram(ABC):
         self.checkpointing = Checkpointing(context, self.state())
 
     def make_schedule(self, config: SyncConfig) -> Schedule:
-        """Returns what decides which groups are begun when; by default those of one step."""
+        """Returns what decides which groups are begun when; by default the groups of one step."""
         return InStep.of(config, self.context.facts)
 
     def make_evaluation(self) -> Evaluates:
@@ -212,9 +212,9 @@ class StepProgram(ABC):
         return last
 
     async def _check(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns a step's metrics with those of what the step check had still to judge.
+        """Returns a step's metrics with what the step check had still to judge.
 
-        Raises WeightMismatch, in the lead, when there is an alarm.
+        Raises WeightMismatch, in the lead, at an alarm.
         """
         try:
             return await self.training.watching.before_update(metrics)

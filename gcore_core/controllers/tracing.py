@@ -78,7 +78,7 @@ class Trace:
         self.ahead_s: float | None = None
 
     def finished(self, step: int, replica: str, sent_s: float, headers: Iterable[Header]) -> None:
-        """Notes that headers came from a replica. Those of an evaluation are left out.
+        """Notes that headers came from a replica. An evaluation's are left out.
 
         sent_s: when the replica was asked.
         """
@@ -131,7 +131,7 @@ class Trace:
         return records
 
     def seen(self, group: Iterable[Header], verdict: str, reason: str) -> list[RecordTrace]:
-        """Returns the records of a group that got its verdict, without those of other processes.
+        """Returns the records of a group that got its verdict, without what other processes know.
 
         They are written later, when a step takes the group (``settled``).
         """

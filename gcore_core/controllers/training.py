@@ -1,6 +1,12 @@
 """Trains on the records of a step: balance, preparation, advantages, updates.
 
 Meanwhile every device serves the trainer.
+
+A gradient is a sum of rounded numbers, so its last bits depend on which records share a forward
+pass. In a deterministic run these are therefore chosen without a look at the number of ranks:
+every minibatch is cut into the same number of *tiles*, and each rank gets whole tiles. A trainer
+that computes each tile by itself, and adds tiles up exactly, has the same bits with any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +45,6 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.fixed_microbatches import cut_into_tiles, deal_tiles
-from gcore_core.controllers.relayed import ask_ranks
 from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
 from gcore_core.controllers.watching import GAP_MAX, Watching
 from gcore_core.runtime.messages import (
@@ -56,6 +60,7 @@ from gcore_core.runtime.messages import (
     TrainReply,
     TrainRequest,
 )
+from gcore_core.runtime.relay import ask_ranks
 from gcore_core.runtime.step_digests import digest_of, sum_of
 from gcore_core.runtime.worker_settings import TrainedFacts
 from gcore_core.wire.retry import insist
@@ -175,7 +180,7 @@ class Training:
         """Prepares the records on the ranks; returns the scalars that the advantage requires.
 
         Every role that gives columns annotates the records first. Then each rank of every trainer
-        gets references to its records. For each record there is a row of scalars, by their sorted
+        gets references to its records. Each record has a row of scalars, by their sorted
         names; it is empty in a step in which the policy is not trained.
         """
         context = self._context
@@ -187,7 +192,7 @@ class Training:
         unplaced = [item for part in items[POLICY] for item in part]
         extras = await annotate(context, step, unplaced, items)
         scalars: dict[Key, list[float]] = {}
-        for role in self._training(step):
+        for role in self._roles_that_train(step):
             required = role == POLICY and not self._is_of_actions
             names = sorted(context.advantage.requires) if required else []
             parts = items[role]
@@ -202,10 +207,9 @@ class Training:
 
     @property
     def _is_of_actions(self) -> bool:
-        """Whether ranks compute the advantages, one for each action."""
         return isinstance(self._context.advantage, ActionAdvantage)
 
-    def _training(self, step: int) -> list[str]:
+    def _roles_that_train(self, step: int) -> list[str]:
         """Returns the roles that train in this step; not the policy while one has a head start."""
         policy_waits = step < max(trained.head_start for trained in self._trained.values())
         return [role for role in self._trained if role != POLICY or not policy_waits]
@@ -285,8 +289,8 @@ class Training:
     ) -> dict[str, float]:
         """Runs all updates of the step on all ranks.
 
-        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Those of
-        a role that is trained besides the policy begin with its name and a slash. Raises
+        Returns the metrics that the ranks agreed on; empty on other shards than the lead. Metrics
+        of a role that is trained besides the policy begin with its name and a slash. Raises
         TrainingError when no action was trained on, and WeightMismatch when log-probs differ by
         more than the band, or when the sentinel gives an alarm.
         """
@@ -294,7 +298,7 @@ class Training:
         self._digests = {
             "preparation": sum_of(digest_of(*key, value) for key, value in advantages.items())
         }
-        roles = self._training(step)
+        roles = self._roles_that_train(step)
         *learners, last = roles
         # One role after the other, unless learners share no device with the policy.
         at_once = last == POLICY and all(self._trained[role].apart for role in learners)
@@ -350,7 +354,7 @@ class Training:
             await asyncio.gather(*(insist(peer, SKIP_STEP, SkipStep(step)) for peer in workers))
 
     async def skip(self, step: int) -> None:
-        """Ends a step that no shard has a group for: its weights are those of the step before."""
+        """Ends a step that no shard has a group for: its weights stay as they were."""
         self._digests = {}
         await self._skip(self._trained, step)
 
@@ -619,3 +623,39 @@ def restore_costs(balancer: Balancer, learned: Mapping[str, Any], provider: str 
     name = provider or type(balancer).__qualname__
     if isinstance(balancer, KeepsCosts) and (state := learned.get(name)):
         balancer.restore(state)
+
+
+def cut_into_tiles(groups: np.ndarray, tiles: int) -> np.ndarray:
+    """Returns the tile of each record of a minibatch: int64[N], counted from 0.
+
+    A tile is a run of neighbouring groups; the numbers of groups differ by at most one. The
+    minibatch has as many tiles as asked for, or one for each group where these are fewer.
+
+    groups: int64[N], the ordinal of each record.
+    """
+    ordinals, place = np.unique(groups, return_inverse=True)
+    count = min(tiles, len(ordinals))
+    sizes = [len(part) for part in np.array_split(ordinals, count)]
+    tile_of: np.ndarray = np.repeat(np.arange(count), sizes)[place]
+    return tile_of
+
+
+def deal_tiles(tile_of: np.ndarray, costs: np.ndarray, ranks: int) -> np.ndarray:
+    """Returns the rank of each record: int64[N]; records of one tile have one rank.
+
+    The costliest tile goes first, each to the rank that has the least so far (Graham 1969, "Bounds
+    on multiprocessing timing anomalies"). Among equals the first tile and the first rank are taken.
+
+    tile_of: int64[N], what ``cut_into_tiles`` returned; or any numbers from 0 on, where equal ones
+        go to one rank.
+    costs: float64[N], what each record costs.
+    """
+    tile_costs = np.bincount(tile_of, weights=costs)
+    rank_of_tile = np.zeros(len(tile_costs), np.int64)
+    loads = np.zeros(ranks)
+    for tile in np.argsort(-tile_costs, kind="stable"):
+        rank = int(np.argmin(loads))
+        rank_of_tile[tile] = rank
+        loads[rank] += tile_costs[tile]
+    rank_of: np.ndarray = rank_of_tile[tile_of]
+    return rank_of

@@ -20,7 +20,7 @@ from gcore_core.runtime.messages import GroupNumbers
 
 Evidence = dict[Source, np.ndarray]  # (replica, version) -> what ``Sentinel.weigh`` gave, summed
 GAP_MAX = "logprob_gap_max"
-#: What a trainer says of the log-probs of generators beside its own.
+#: What a trainer says of the log-probs of generators next to its own.
 GAPS = (GAP_MAX, "logprob_gap_mean", "logprob_gap_share")
 
 
@@ -61,7 +61,7 @@ class Watching:
     async def judge(self, step: int, groups: Iterable[GroupNumbers]) -> dict[str, float]:
         """Judges a step; all shards call it. Returns the check's metrics; empty but in the lead.
 
-        In the lead it raises WeightMismatch when there is an alarm.
+        In the lead it raises WeightMismatch at an alarm.
 
         groups: what all ranks measured of this shard's groups.
         """
@@ -83,9 +83,9 @@ class Watching:
             await self._code.wait(self._check.pushed(version))
 
     async def before_update(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns a step's metrics with those of what the check still had to judge.
+        """Returns a step's metrics with what the check still had to judge.
 
-        Raises WeightMismatch when there is an alarm, before anything is trained on what it is
+        Raises WeightMismatch at an alarm, before anything is trained on what it is
         about.
         """
         if self._check is None:

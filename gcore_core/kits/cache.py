@@ -6,7 +6,6 @@ Each folder belongs to one reader. ``VARIABLE`` names the environment variable t
 
 from __future__ import annotations
 
-from gcore_core.runtime.cache import DEFAULT, VARIABLE, cache_root
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import DEFAULT, VARIABLE, cache_root, replacing
 
 __all__ = ["DEFAULT", "VARIABLE", "cache_root", "replacing"]

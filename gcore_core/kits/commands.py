@@ -59,14 +59,14 @@ if TYPE_CHECKING:
     from gcore_core.config.yaml_source import read_source as read_source
     from gcore_core.node.devices import find_devices as find_devices
     from gcore_core.run.start import run_file as run_file
-    from gcore_core.runtime.shared_memory import SHARED_MEMORY as SHARED_MEMORY
+    from gcore_core.runtime.files import SHARED_MEMORY as SHARED_MEMORY
 
 #: name -> the module that has it
 _HOMES = {
     "NAME": "gcore_core.config.schema",
     "Plan": "gcore_core.config.plan",
     "Plugins": "gcore_core.config.plugins",
-    "SHARED_MEMORY": "gcore_core.runtime.shared_memory",
+    "SHARED_MEMORY": "gcore_core.runtime.files",
     "VERBS": "gcore_core.cli",
     "command_parser": "gcore_core.cli",
     "find_devices": "gcore_core.node.devices",

@@ -17,8 +17,7 @@ Worker: one worker, for a launcher that runs several in a process.
 in_main_thread: calls a function of a user where its signals work.
 process_usage: CPU seconds and memory of a process.
 spawn_process, read_spec: both ends of starting a process with a spec.
-spawn_over_input: starts one by a command that may lead to another machine.
-input_of: what such a process reads from its standard input.
+input_of: what a process that is started with ``--stdin`` reads from its standard input.
 find_devices: the devices of this machine.
 check_port, check_ports, check_store: settings that launchers share.
 end_hung: ends a process of this machine that hangs.
@@ -44,10 +43,10 @@ from gcore_core.node.spawn import (
     allow_open_files,
     input_of,
     read_spec,
-    spawn_over_input,
     spawn_process,
 )
 from gcore_core.node.worker import Worker
+from gcore_core.runtime.files import SHARED_MEMORY
 from gcore_core.runtime.main_thread import in_main_thread
 from gcore_core.runtime.messages import (
     Message,
@@ -57,7 +56,6 @@ from gcore_core.runtime.messages import (
     WorkerExit,
     WorkerSpec,
 )
-from gcore_core.runtime.shared_memory import SHARED_MEMORY
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineView
@@ -97,6 +95,5 @@ __all__ = [
     "process_usage",
     "read_spec",
     "serve_agent",
-    "spawn_over_input",
     "spawn_process",
 ]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gcore_core.controllers.config import SyncConfig as SyncConfig
     from gcore_core.controllers.context import ControllerContext as ControllerContext
     from gcore_core.controllers.evaluation import Evaluates as Evaluates
+    from gcore_core.controllers.evaluation import LossEvaluation as LossEvaluation
     from gcore_core.controllers.generation.ahead import Ahead as Ahead
     from gcore_core.controllers.generation.in_step import InStep as InStep
     from gcore_core.controllers.generation.producer import Producer as Producer
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from gcore_core.controllers.generation.split_requests import deal as deal
     from gcore_core.controllers.keep_rate import KeepRate as KeepRate
     from gcore_core.controllers.keep_rate import by_quarter as by_quarter
-    from gcore_core.controllers.loss_evaluation import LossEvaluation as LossEvaluation
     from gcore_core.controllers.step_program import StepProgram as StepProgram
     from gcore_core.controllers.tracing import Stopwatch as Stopwatch
 
@@ -54,7 +54,7 @@ _HOMES = {
     "GroupReport": "generation.schedule",
     "InStep": "generation.in_step",
     "KeepRate": "keep_rate",
-    "LossEvaluation": "loss_evaluation",
+    "LossEvaluation": "evaluation",
     "Membership": "generation.schedule",
     "Schedule": "generation.schedule",
     "StepBatch": "generation.producer",

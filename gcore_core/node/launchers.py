@@ -34,7 +34,7 @@ from gcore_core.node.spawn import (
     send_signal,
     spawn_process,
 )
-from gcore_core.runtime.shared_memory import SHARED_MEMORY
+from gcore_core.runtime.files import SHARED_MEMORY
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
 from gcore_core.wire.service import Service

@@ -20,9 +20,9 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from gcore_core.contract.factories import FactorySpec, build
 from gcore_core.contract.observer import Observer, ObserverContext
@@ -157,7 +157,7 @@ def _observe(spec: ObserverSpec, link: socket.socket) -> int:
     while (event := inbox.events.get()) is not None:
         method = str(event.__struct_config__.tag)
         try:
-            getattr(observer, method)(*_arguments(event))
+            getattr(observer, method)(*structs.astuple(event))
         except Exception as error:
             return _failed(link, method, error)
         _answer(link, Handled())
@@ -166,10 +166,6 @@ def _observe(spec: ObserverSpec, link: socket.socket) -> int:
         inbox.is_started |= isinstance(event, RunStarted)
     observer.run_end(SUPERVISOR_LOST)
     return 0
-
-
-def _arguments(event: Event) -> list[Any]:
-    return [getattr(event, name) for name in event.__struct_fields__]
 
 
 def _failed(link: socket.socket, method: str, error: Exception) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import replacing
 
 log = logging.getLogger(__name__)
 RECORD = "processes.json"

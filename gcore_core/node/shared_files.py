@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psutil
 
 from gcore_core.node.process_record import SharedFile, identify
-from gcore_core.runtime.shared_memory import SHARED_MEMORY
+from gcore_core.runtime.files import SHARED_MEMORY
 
 _LOOKS = 5  # a new file that no worker of ours held in so many looks is somebody else's
 

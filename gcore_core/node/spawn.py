@@ -2,9 +2,8 @@
 
 The *lifeline* ends when the process that holds its other end does, or closes it; then the process
 that was started is to end. ``spawn_process`` is for who starts one, ``read_spec`` for the process
-itself. On another machine, where no descriptor reaches, ``spawn_over_input`` sends the spec by
-standard input, framed as any message. The process ends when its standard input
-does.
+itself. To another machine, where no descriptor reaches, a launcher sends the spec by standard input
+(``input_of``), framed as any message. The process ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import msgspec
 
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.node.inherited import reset_signals
-from gcore_core.runtime.shared_memory import STREAMED_BYTES
+from gcore_core.runtime.files import STREAMED_BYTES
 from gcore_core.wire.framing import framed, receive
 from gcore_core.wire.service import decoded
 
@@ -190,34 +189,6 @@ def signal_at_end(
         owner = -receiver if is_group else receiver  # negative: a group
         fcntl.fcntl(pipe, fcntl.F_SETOWN, owner)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-async def spawn_over_input(command: list[str], spec: Any, log: str | Path) -> Process:
-    """Starts a process through a command that may reach another machine; returns the command.
-
-    The process ends when ``stdin`` of what is returned is closed, or when this process dies. A
-    command that ends before it has read the spec is no error here: its exit says so. Raises OSError
-    when the command cannot be started.
-
-    command: what leads to the machine, and the process with its words; ``--stdin`` is added.
-    spec: a msgspec struct, with the run's secret; it is in neither argv nor the environment.
-    log: the file to which the command's output is appended.
-    """
-    with open(log, "ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "--stdin",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            # No terminal, on which a command could ask for a password.
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(input_of(spec))
-        await process.stdin.drain()
-    return process
 
 
 def input_of(spec: Any) -> bytes:

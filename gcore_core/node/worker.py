@@ -242,7 +242,7 @@ class Worker:
         )
 
     def _annotator(self, settings: AnnotatorSettings, service: Service) -> None:
-        from gcore_core.workers.annotator import AnnotatorShell
+        from gcore_core.workers.annotations import AnnotatorShell
 
         backend = build(self._spec.factories["backend"], self._context(settings))
         self._closing.append(backend.close)
@@ -300,8 +300,7 @@ class Worker:
 
     def _trainer(self, settings: TrainerSettings, service: Service) -> None:
         from gcore_core.runtime.relay import Relay
-        from gcore_core.workers.tensor_journal import TensorJournal
-        from gcore_core.workers.token_journal import TokenJournal
+        from gcore_core.workers.run_journals import TensorJournal, TokenJournal
         from gcore_core.workers.trainer import TrainerShell
 
         spec = self._spec

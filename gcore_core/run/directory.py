@@ -44,8 +44,8 @@ from gcore_core.contract.run_files import (
 from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.manifest import KEY
 from gcore_core.run.supervised import run_goes_on
+from gcore_core.runtime.files import replacing
 from gcore_core.runtime.journal import Journal
-from gcore_core.runtime.replacing import replacing
 
 log = logging.getLogger(__name__)
 _ROW_END = b"}\n"

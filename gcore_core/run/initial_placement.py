@@ -328,8 +328,8 @@ def _check_within_nodes(
     devices: Sequence[Device],
     nodes: Sequence[NodeFacts],
 ) -> None:
-    """Raises PlacementError where the devices of one process lie on several nodes, or those of a
-    trainer that cannot do so.
+    """Raises PlacementError where the devices of one process lie on several nodes, or of a trainer
+    that cannot do so.
     """
     node_of = {device.index: device.node for device in devices}
     host_of = {node.name: node.host or "this machine" for node in nodes}

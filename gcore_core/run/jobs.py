@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.plan import Plan, is_of_actions, trained_roles
+from gcore_core.config.column_checks import is_of_actions
+from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import Launcher, Site
@@ -272,7 +273,7 @@ def _trained_with(job: Job, role: str) -> dict[str, FactorySpec]:
     own = f"roles.{role}.objective"
     chosen = _chosen_factories(job, own if own in job.plan.provided else "objective", "advantage")
     made = {path.rpartition(".")[2]: spec for path, spec in chosen.items()}
-    if not is_of_actions(job.plan):
+    if not is_of_actions(job.plan.provided):
         made.pop("advantage", None)
     return made
 
@@ -339,7 +340,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         shard=shard,
         rows=dict(job.rows),
         replicas=job.workers(ROLLOUT) if ROLLOUT in settings.roles else [],
-        owns_replicas=_owns_replicas(job),
+        owns_replicas=job.plan.settings.controller.replicas == "owned",
         trained={role: _trained(job, role) for role in trained_roles(job.plan)},
         scorers={
             f"{worker}.{shard % job.scorer_count(rewards)}": rewards
@@ -427,10 +428,6 @@ def _sentinel(job: Job) -> SentinelContext | None:
 def _pushes_weights(job: Job) -> bool:
     spec = job.plan.provided["controller"].spec
     return isinstance(spec, ControllerProvider) and "push" in spec.calls.get("generator", ())
-
-
-def _owns_replicas(job: Job) -> bool:
-    return job.plan.settings.controller.replicas == "owned"
 
 
 def _is_of_groups(job: Job, reward: str) -> bool:

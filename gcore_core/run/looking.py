@@ -30,8 +30,7 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.looking import Look
 from gcore_core.node.spawn import signal_at_end
 from gcore_core.run.look_child import FileState, Line, add_facts, state_of
-from gcore_core.runtime.cache import cache_root
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import cache_root, replacing
 
 #: What is shown while helper processes work.
 LOOKING = "looking at models and rows"

@@ -88,7 +88,8 @@ async def place_run(
             raise _not_enough(found, reason, wait_s)
         if waited_s - said_s >= _SAY_S:
             said_s = waited_s
-            say(f"the run waits for {_listed(found)}, {wait_s - waited_s:.0f} s more: {reason}")
+            awaited = ", ".join(found.missing) or "machines"
+            say(f"the run waits for {awaited}, {wait_s - waited_s:.0f} s more: {reason}")
         log.info("%s; missing: %s", reason, dict(found.missing))
         await pause(min(_ASK_S, wait_s - waited_s))
 
@@ -136,10 +137,6 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         if host not in before
     ]
     return [*lost, *(f"{host} is there again" for host in before if host not in now)]
-
-
-def _listed(found: FoundNodes) -> str:
-    return ", ".join(found.missing) or "machines"
 
 
 def _last_line(text: str) -> str:

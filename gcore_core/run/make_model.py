@@ -27,7 +27,7 @@ import msgspec
 from gcore_core.config.user_functions import load_function
 from gcore_core.contract.errors import ConfigError, DataError, GcoreError
 from gcore_core.contract.local_files import files_beside
-from gcore_core.runtime.cache import cache_root
+from gcore_core.runtime.files import cache_root
 
 Progress = Callable[[float, str], None]
 

@@ -80,7 +80,7 @@ def check_weights(weights: Path) -> None:
 
 
 def tensor_names(file: Path) -> set[str]:
-    """Returns the names of the tensors in a safetensors file, of which only the header is read.
+    """Returns the names of the tensors in a safetensors file; it reads the header alone.
 
     Raises DataError unless the tensors fill the file to its last byte.
     """

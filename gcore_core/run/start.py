@@ -260,7 +260,7 @@ def run_job(
 
     def displayed(steps: int) -> Display:
         nonlocal display
-        display = (display_of or _display_of)(steps)
+        display = display_of(steps) if display_of else open_display(steps, sys.stdout)
         return display
 
     with signals.handled(), contextlib.ExitStack() as until_end:
@@ -292,10 +292,6 @@ def run_job(
     table = summary.table(run_files.read_metrics(job.directory))
     display.finish([*table.splitlines(), "", *where_things_are(job.directory)])
     return 0
-
-
-def _display_of(steps: int) -> Display:
-    return open_display(steps, sys.stdout)
 
 
 def where_things_are(directory: Path) -> list[str]:

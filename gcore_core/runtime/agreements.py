@@ -80,7 +80,8 @@ class AgreementService:
         value: Any,
         act: Act = _as_they_came,
     ) -> Any:
-        gathering = self._gatherings[_scope_of(request.key)]
+        scope, _, _ = request.key.rpartition(":")  # "window" of "window:3/look", "" of none
+        gathering = self._gatherings[scope]
         # A lead collects and deals under one key: they are told apart by the kind of request.
         key = (type(request).__name__, request.key)
         return await gathering.join(key, request.shard, value, act)
@@ -216,9 +217,3 @@ class Agreements:
         """Waits for all shards; returns whether any of them came with its flag up."""
         flags = await self.sum(name, np.array([flag]))
         return bool(flags.any())
-
-
-def _scope_of(key: str) -> str:
-    """Returns ``window:`` of ``window:3/look``; "" for an agreement of no scope."""
-    number_at = key.rfind(":") + 1
-    return key[:number_at]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import replacing
 
 log = logging.getLogger(__name__)
 _ENCODER = msgspec.json.Encoder(enc_hook=float)  # numbers of numpy become floats

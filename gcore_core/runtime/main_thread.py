@@ -248,7 +248,7 @@ def _refusal(name: str) -> ContractError:
     return ContractError(
         f"a time limit by {name} was set in the thread {threading.current_thread().name!r}.",
         why=f"at {', called from '.join(ends) or 'an unknown line'}\n"
-        "Python allows that in the main thread alone, and whoever counts its error as a wrong "
+        "Python allows that in the main thread alone, and code that counts its error as a wrong "
         "answer goes on with wrong values",
         todo="set it in the thread in which the function is called, or switch it off where a "
         "library sets it, and bound the whole call",

@@ -152,8 +152,9 @@ def _of_cells(
             yield f"{what} names a role that is not there: {role!r}"
         yield from _of_devices(what, cells, window)
     if engines is None:
-        yield from _of_engines((decision.engines or decision.partition).cells, window)
-        engines = _engines(decision.engines or decision.partition)
+        made = decision.engines or decision.partition
+        yield from _of_engines(made.cells, window)
+        engines = {role: _device_indexes(cells) for role, cells in made.cells.items()}
     for role in sorted(engines):
         yield from _of_role(
             role, _device_indexes(decision.partition.cells[role]), set(engines[role]), window
@@ -164,10 +165,6 @@ def _of_cells(
 
 def _device_indexes(cells: Iterable[Cell]) -> set[int]:
     return {device.index for cell in cells for device in cell.devices}
-
-
-def _engines(partition: Partition) -> Engines:
-    return {role: _device_indexes(cells) for role, cells in partition.cells.items()}
 
 
 def _of_devices(

@@ -8,10 +8,10 @@ records of that step, and for a later step by those that have records with a blo
 Content. A chunk has the columns of a group's records (see ``columns``). A blob is one array; it is
 stored once, however many records share it.
 
-Checks. A reference carries a MAC under the run's secret. Whoever opens a reference checks its MAC,
+Checks. A reference carries a MAC under the run's secret. Who opens a reference checks its MAC,
 its bounds and the content. Content from a disk or from another node is hashed and compared with
 the reference's digest. Content in memory is not hashed again: its digest stands in front of it, as
-a stamp of 8 bytes, and whoever writes there next overwrites the stamp first.
+a stamp of 8 bytes, and who writes there next overwrites the stamp first.
 
     slab:  | stamp | content ... | padding | stamp | content ... | padding | free ...
                    ^ Ref.offset                    ^ Ref.offset            ^ used
@@ -40,6 +40,7 @@ import xxhash
 from gcore_core.contract.errors import ContractError, DataError, WorkerDied
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.records import Header, Ref
+from gcore_core.runtime.files import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.runtime.messages import (
     BLOB,
     FETCH,
@@ -52,7 +53,6 @@ from gcore_core.runtime.messages import (
     SlabRequest,
     TrainItem,
 )
-from gcore_core.runtime.shared_memory import SHARED_MEMORY, STREAMED_BYTES
 from gcore_core.store.columns import MOST_AXES, NUMBERS, Chunk, Columns, pack
 from gcore_core.wire.retry import LOST, PATIENT, insist
 from gcore_core.wire.service import encode
@@ -104,9 +104,9 @@ def allocate(path: Path, nbytes: int, kind: str, *, make: bool = False) -> None:
     """Allocates the pages of a file: one that is missing later would kill its writer.
 
     kind: what the file is, for the error.
-    make: makes the file where there is none.
+    make: makes the file where none exists.
 
-    Raises DataError where there is no memory for them.
+    Raises DataError where memory is lacking.
     """
     try:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
@@ -158,7 +158,7 @@ def is_over(released: Released, held: Mapping[int, int]) -> bool:
 class MappedSlabs:
     """The slabs of a directory as uint8 arrays, mapped on first use.
 
-    A mapping lives as long as there is a view of it, also after its slab's file is gone. A mapping
+    A mapping lives as long as a view of it, also after its slab's file is gone. A mapping
     of a writer's slab is kept for later uses. One of a copy is kept only while somebody has a view
     of it: so long it is locked, and the agent gives its memory to no other copy.
 
@@ -238,7 +238,7 @@ class StoreReader:
         opened = dict(zip(refs, contents, strict=True))
         return [
             (
-                dict(opened[item.columns][item.slot]),
+                opened[item.columns][item.slot],
                 {name: opened[ref] for name, ref in item.media.items()},
             )
             for item in items
@@ -456,7 +456,7 @@ class StoreWriter:
         2. All others are written at once, before anybody is asked: most are new to the node as
            well, and a call takes longer than a copy.
         3. One call for all of them asks the agent which ones the node has already: another process
-           stored them, or this one for other shards, in another step or in a call that ran beside
+           stored them, or this one for other shards, in another step or in a call that ran next to
            this one. Those get the reference that the node has, and the space just written is taken
            back.
 
@@ -476,7 +476,7 @@ class StoreWriter:
             distance = flat.size // 64 + 1
             key = _BlobKey(step, shards, kind, flat[::distance].tobytes())
             ref = new_refs.get(key) or self._blobs.get(key)
-            if ref is None or not self._holds(ref, flat):
+            if ref is None or not self._content_equals(ref, flat):
                 room = await self.reserve(step, shards, flat.nbytes, kind)
                 ref = room.commit(copy_hashed([flat.data], room.memory))
                 new_refs[key] = ref
@@ -502,13 +502,12 @@ class StoreWriter:
         node_refs = await insist(self._agent, BLOB, request)
         kept: dict[Ref, Ref] = {}
         for (ref, flat), node_ref in zip(written.items(), node_refs, strict=True):
-            is_same = node_ref == ref or self._holds(node_ref, flat)
+            is_same = node_ref == ref or self._content_equals(node_ref, flat)
             kept[ref] = node_ref if is_same else ref
         _take_back(slab, end, kept)
         return kept
 
-    def _holds(self, ref: Ref, flat: np.ndarray) -> bool:
-        """Returns whether the reference's content is these bytes."""
+    def _content_equals(self, ref: Ref, flat: np.ndarray) -> bool:
         stored = self._slabs[ref.slab][ref.offset : ref.offset + ref.nbytes]
         return np.array_equal(stored, flat)
 
@@ -550,7 +549,7 @@ class StoreWriter:
         return _OpenSlab(self._slabs[name].data, name, shards)
 
     async def close(self) -> None:
-        """Nothing more is written. What there is stays for as long as shards hold it."""
+        """Nothing more is written. What exists stays for as long as shards hold it."""
         await insist(self._agent, RELEASE, ReleaseRequest(self._owner, {}))
 
     def release(self, released: Released) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import msgspec
@@ -89,29 +89,22 @@ class Chunk:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, slot: int) -> RecordColumns:
+    def __getitem__(self, slot: int) -> dict[str, np.ndarray]:
+        """Returns the columns that a record has. Raises DataError where one is malformed."""
         if not 0 <= slot < self._size:
             raise IndexError(slot)  # also ends an iteration
-        return RecordColumns(self, slot)
+        shapes = {
+            name: column.shapes[slot]
+            for name, column in self._table.items()
+            if slot < len(column.shapes)
+        }
+        return {
+            name: self._array(name, slot, shape)
+            for name, shape in shapes.items()
+            if shape is not None
+        }
 
-    def names(self, slot: int) -> list[str]:
-        """Returns the columns that a record has."""
-        return [
-            name for name, column in self._table.items() if self._shape(column, slot) is not None
-        ]
-
-    @staticmethod
-    def _shape(column: _Column, slot: int) -> tuple[int, ...] | None:
-        return column.shapes[slot] if slot < len(column.shapes) else None
-
-    def array(self, name: str, slot: int) -> np.ndarray:
-        """Returns one record's array of a column.
-
-        Raises KeyError when the record lacks the column.
-        """
-        shape = self._shape(self._table[name], slot)
-        if shape is None:
-            raise KeyError(name)
+    def _array(self, name: str, slot: int, shape: tuple[int, ...]) -> np.ndarray:
         try:
             if name not in self._flat:
                 self._flat[name] = self._open(name)
@@ -132,20 +125,3 @@ class Chunk:
         sizes = [0 if shape is None else math.prod(shape) for shape in column.shapes]
         bounds = list(accumulate(sizes, initial=0))
         return np.frombuffer(self._body, column.dtype, bounds[-1], column.offset), bounds
-
-
-class RecordColumns(Mapping[str, np.ndarray]):
-    """Maps names to the columns of one record in a chunk."""
-
-    def __init__(self, chunk: Chunk, slot: int) -> None:
-        self._chunk = chunk
-        self._slot = slot
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._chunk.array(name, self._slot)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._chunk.names(self._slot))
-
-    def __len__(self) -> int:
-        return len(self._chunk.names(self._slot))

@@ -28,8 +28,8 @@ other nodes' content lie among the free slabs as a cache. How they come from the
 a ``RemoteStore``.
 
 When room is needed, free slabs are removed in the order in which they were given back, copies among
-them. Where the room is for a copy, it gets the memory of the first of these copies of which nobody
-has a view: whoever has one, holds a lock on its file. Its pages are warm then; to remove them and
+them. Where the room is for a copy, it gets the memory of the first of these copies that nobody
+views: who has a view, holds a lock on its file. Its pages are warm then; to remove them and
 to get new ones from the kernel would take longer than to receive what comes.
 """
 
@@ -124,7 +124,7 @@ class _SlabFile:
 
 
 class OneNode:
-    """Is the ``RemoteStore`` where there is one node: others have nothing."""
+    """Is the ``RemoteStore`` of one node: others have nothing."""
 
     def open(self) -> None:
         pass
@@ -168,7 +168,7 @@ class SlabService:
         secret: bytes,
         join: Callable[[NodeStore], RemoteStore] = one_node,
     ) -> None:
-        """join: joins this store with those of other nodes."""
+        """join: joins this store with other nodes' stores."""
         self._spec = spec
         self._secret = secret
         self.node = spec.node
@@ -258,7 +258,7 @@ class SlabService:
             ]
 
     def _take_at_once(self, nbytes: int, owner: str, is_copy: bool) -> _SlabFile | None:
-        """Returns a free slab, or a new one within the budget; None where there is neither."""
+        """Returns a free slab, or a new one within the budget; None without either."""
         slab = None if is_copy else self._smallest_free(nbytes, owner)
         if slab is not None:
             self._free.remove(slab)
@@ -266,8 +266,9 @@ class SlabService:
         budget_bytes = self._spec.budget_bytes
         evictable_bytes = sum(slab.nbytes for slab in self._free if not slab.spilled)
         if self._used_bytes - evictable_bytes + nbytes > budget_bytes:
-            return None  # there is no room even without all free slabs
-        # Free slabs go until there is room. The first copy that can move on is kept for its memory.
+            return None  # no room even without all free slabs
+        # Free slabs go until the room suffices. The first copy that can move on is kept for its
+        # memory.
         reused: _SlabFile | None = None
         reused_bytes = 0
         while self._used_bytes - reused_bytes + nbytes > budget_bytes:
@@ -323,7 +324,6 @@ class SlabService:
         return slab
 
     def _new_name(self, *, is_copy: bool) -> str:
-        """Returns a name for a slab that no slab has had."""
         self._made += 1
         return f"{COPY if is_copy else ''}{self._made}"
 
@@ -339,9 +339,9 @@ class SlabService:
         """Makes a slab.
 
         spilled: on disk, with a link to it where the others are.
-        allocated: with its pages. Those of a copy come later, see ``_take_for_copy``.
+        allocated: with its pages; a copy's come later, see ``_take_for_copy``.
 
-        Raises DataError where there is no memory or disk for it.
+        Raises DataError where memory or disk is lacking.
         """
         name = self._new_name(is_copy=not allocated)
         path = self.directory / name
@@ -495,7 +495,7 @@ class SlabService:
         return mapped
 
     async def _take_for_copy(self, ref: Ref) -> _SlabFile:
-        """Returns a slab for a copy, on disk where there is less memory than the budget says.
+        """Returns a slab for a copy, on disk where memory is less than the budget says.
 
         Copies may be large, so their pages are allocated in a thread.
         """

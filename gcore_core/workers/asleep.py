@@ -43,7 +43,7 @@ class SleepingGenerator:
     """Answers for a generator whose process was lost while it slept, until it is woken.
 
     A wake makes its backend and the shell around it, which answers from then on. So does any work:
-    whoever asks for that knows that the replica is awake. It may do so without a wake, as where the
+    who asks for that knows that the replica is awake. It may do so without a wake, as where the
     lead could not ask a process that was just starting.
 
     make: makes the backend and its shell; it runs where the backend's calls run.

@@ -43,7 +43,7 @@ class ComparedRecords:
         if canaries := _some_tokens(step, records):
             self._canaries = canaries
         self._compared = []
-        self._kept = [_kept(step, record) for record in records]
+        self._kept = [_copied_if_fresh(step, record) for record in records]
 
     def by_shard(self, ordinals: Sequence[set[int]]) -> list[list[GroupNumbers]]:
         """Measures the step that was trained; returns the numbers of each shard's groups.
@@ -146,8 +146,7 @@ def _some_tokens(step: int, records: Sequence[TrainRecord]) -> list[Compared]:
     return list(chosen.values())
 
 
-def _kept(step: int, record: TrainRecord) -> Compared | None:
-    """Copies what a comparison needs; None for a record that cannot be compared."""
+def _copied_if_fresh(step: int, record: TrainRecord) -> Compared | None:
     return _copied(step, record) if record.fresh else None
 
 

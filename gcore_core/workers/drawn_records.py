@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gcore_core.contract.columns import VERSION, version_problem
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ContractError, RecordMismatch
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
 from gcore_core.contract.records import (
     FAILED,
+    FINISHED,
     HEADER_LIMIT_BYTES,
+    TRUNCATED,
     Header,
     Lease,
     Prompt,
@@ -45,7 +48,7 @@ class Listener:
     inbox: asyncio.Queue[list[Header]] = field(default_factory=asyncio.Queue)
 
     def take(self, headers: Sequence[Header]) -> list[Header]:
-        """Returns those of the headers that it waits for, and waits for them no longer."""
+        """Returns the headers that it waits for, and waits for them no longer."""
         awaited = [header for header in headers if header.key in self.waiting]
         self.waiting.difference_update(header.key for header in awaited)
         return awaited
@@ -87,7 +90,7 @@ class DrawnRecords:
         listener = Listener(set(keys), call)
         self._listeners.append(listener)
         try:
-            if headers := [self._finished[key][1] for key in keys if self._has(key, step)]:
+            if headers := [self._finished[key][1] for key in keys if self._is_finished(key, step)]:
                 listener.inbox.put_nowait(headers)
             yield listener
         finally:
@@ -99,7 +102,7 @@ class DrawnRecords:
         From here on they run.
         """
         keys = [(lease.ordinal, sample) for sample in lease.samples]
-        keys_to_draw = [key for key in keys if not self._has(key, step)]
+        keys_to_draw = [key for key in keys if not self._is_finished(key, step)]
         fresh = [key for key in keys_to_draw if key not in self._running]
         for key in keys_to_draw:
             # One that still runs for an earlier step goes on, and is stored for this one.
@@ -121,7 +124,7 @@ class DrawnRecords:
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
-        return all(key in self._running or self._has(key, step) for key in keys)
+        return all(key in self._running or self._is_finished(key, step) for key in keys)
 
     def note_origins(self, lease: Lease, row: Prompt) -> None:
         """Notes which of a lease's samples are made from earlier records.
@@ -131,8 +134,7 @@ class DrawnRecords:
         for sample, draft in lease.drafts:
             self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
 
-    def _has(self, key: Key, step: int) -> bool:
-        """Returns whether a record is finished for this step, or for a later one."""
+    def _is_finished(self, key: Key, step: int) -> bool:
         return key in self._finished and self._finished[key][0] >= step
 
     async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
@@ -146,7 +148,7 @@ class DrawnRecords:
         for key, header in headers.items():
             _check_size(header)
             self._finished[key] = self._running.pop(key), header
-        self._tell(headers)
+        self._tell_listeners(headers)
 
     def _ended(self, finished: list[Finished]) -> list[Finished]:
         """Returns the records that run here; they are being stored from here on."""
@@ -187,8 +189,7 @@ class DrawnRecords:
             unkept = [record for record in unkept if self._running[_key(record)] > step]
         self._ending.difference_update(headers)
 
-    def _tell(self, headers: Mapping[Key, Header]) -> None:
-        """Gives headers to those who wait for them."""
+    def _tell_listeners(self, headers: Mapping[Key, Header]) -> None:
         for listener in self._listeners:
             if awaited := [header for header in headers.values() if header.key in listener.waiting]:
                 listener.inbox.put_nowait(awaited)
@@ -294,3 +295,70 @@ def _header(
         replica=replica,
         draft=draft,
     )
+
+
+#: At least so many answers of the largest length, and half of all of that length, must end with
+#: tokens that end no shorter one; and these tokens must be so many.
+_CUT = 16
+_TOKENS = 4
+#: Each token that ends shorter answers must have ended so many of them on average.
+_EACH = 4
+
+
+class EndReasons:
+    """Counts with which tokens the answers of one generator end.
+
+    It looks at answers that are "finished" without a reason. One with a reason, such as the text
+    that ended it, may end with any token. It stops looking when the generator reports an answer as
+    truncated: such a generator says when it cuts one off.
+    """
+
+    def __init__(self) -> None:
+        self._longest = 0
+        self._at_longest: Counter[int] = Counter()  # last token -> answers of the largest length
+        self._shorter: Counter[int] = Counter()  # last token -> shorter answers
+        self._tells = False
+
+    def add(self, finished: Iterable[Finished]) -> None:
+        """Counts answers. Raises RecordMismatch when the longest were cut off."""
+        for record in finished:
+            if self._tells:
+                return
+            actions = record.columns.get("action_ids")
+            if actions is None or not len(actions):
+                continue
+            self._tells = record.status == TRUNCATED
+            if record.status == FINISHED and not record.reason:
+                self._count(len(actions), int(actions[-1]))
+                self._check(record)
+
+    def _count(self, length: int, last: int) -> None:
+        if length > self._longest:
+            self._longest = length
+            self._shorter += self._at_longest
+            self._at_longest = Counter()
+        (self._at_longest if length == self._longest else self._shorter)[last] += 1
+
+    def _check(self, record: Finished) -> None:
+        """Raises RecordMismatch, naming ``record``, when what was counted shows cut answers."""
+        shorter = self._shorter.total()
+        if shorter < _EACH * max(len(self._shorter), 1):
+            return
+        cut = [token for token in self._at_longest if token not in self._shorter]
+        count = sum(self._at_longest[token] for token in cut)
+        total = self._at_longest.total()
+        if count < _CUT or len(cut) < _TOKENS or count < total / 2:
+            return
+        request = record.request
+        raise RecordMismatch(
+            f"{count} answers of {self._longest} actions, the most of all, are told as finished "
+            "and were cut off",
+            where="generate",
+            why=f"they end with {len(cut)} different tokens; {shorter} shorter ones end with "
+            f"{len(self._shorter)}. One of them is record "
+            f"{name_of(request.ordinal, request.sample)}",
+            todo='see how the generator tells why an answer ended: status "truncated" where it '
+            "ran into a limit",
+            ordinal=request.ordinal,
+            sample=request.sample,
+        )

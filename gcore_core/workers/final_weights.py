@@ -1,4 +1,4 @@
-"""Writes the final weights beside their place and moves them there when all of them are on disk.
+"""Writes the final weights next to their place and moves them there when all of them are on disk.
 
 So ``weights/`` of a run is whole or not there, and a write that failed can be tried again: the
 trainer still holds the weights.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
@@ -26,7 +26,8 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.records import Header, Lease, Prompt
+from gcore_core.contract.plugin_code import PluginCode
+from gcore_core.contract.records import DraftRef, Header, Lease, Prompt
 from gcore_core.contract.sampling import Draft, SamplingProgram
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.step_check import Held
@@ -57,45 +58,18 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.shown_records import opened_record
 from gcore_core.runtime.worker_settings import GeneratorSettings
-from gcore_core.store.client import StoreWriter, note_error
+from gcore_core.store.client import StoreReader, StoreWriter, note_error
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.compared_records import columns_of
-from gcore_core.workers.drawn_records import DrawnRecords
-from gcore_core.workers.engine_driver import EngineDriver
+from gcore_core.workers.drawn_records import DrawnRecords, EndReasons
 from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.workers.questions import Asking
-from gcore_core.workers.refined_prompts import RefinedPrompts
 from gcore_core.workers.rounds import Rounds
+from gcore_core.workers.row_digest import own_row
 from gcore_core.workers.sleep_note import SleepNote
-from gcore_core.workers.suspicious_endings import EndReasons
 from gcore_core.workers.weights_follower import WeightsFollower
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Holds a lease and what the store has for it.
-
-    seeds: of each sample.
-    drafts: sample -> what its prompt is made of, where it is made of a draft.
-    """
-
-    lease: Lease
-    seeds: dict[int, int]
-    drafts: dict[int, Draft]
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """Holds what users and plugins have for a lease.
-
-    prompt: the row's.
-    refined: sample -> its prompt, where it is made of a draft.
-    """
-
-    prompt: Prompt
-    refined: dict[int, Prompt]
 
 
 class GeneratorShell:
@@ -265,7 +239,7 @@ class GeneratorShell:
             self._note.remove()
         return WakeReply(self._backend.version)
 
-    # -- what the engine's driver asks (``engine_driver.Owner``) -----------------------------------
+    # -- what the engine's driver asks (``Owner``) -------------------------------------------------
 
     def owed(self) -> int:
         return len(self._records) + len(self._asking)
@@ -284,9 +258,9 @@ class GeneratorShell:
         self._asking.failed()
 
     async def _submit(self, request: GenerateRequest, leases: list[Lease]) -> None:
-        """Has the engine draw what neither runs nor is finished.
+        """Lets the engine draw what neither runs nor is finished.
 
-        The leases may be those of others, too, who wait for them: no cancellation ends it.
+        Others may wait for the same leases: no cancellation ends it.
         """
         submitting = asyncio.ensure_future(self._submit_now(request, leases))
         self._submitting.add(submitting)
@@ -297,55 +271,202 @@ class GeneratorShell:
     async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
         # All are opened before any runs: one that cannot be opened must leave no sample that counts
         # as running and that nobody draws.
-        read = [await self._read(lease) for lease in leases]
+        drafts = [await self._refined.drafts(lease) for lease in leases]
         if not leases:
             return
         # Between two steps of the engine: the next one has these samples.
         async with self._engine.lock:
-            opened = await self._compute(self._open, read, request.purpose)
+            prompts = await self._compute(self._open, leases, drafts, request.purpose)
             samples = [
                 sample
-                for one, its in zip(read, opened, strict=True)
-                for sample in self._begin(request, one, its)
+                for lease, (row, refined) in zip(leases, prompts, strict=True)
+                for sample in self._begin(request, lease, row, refined)
             ]
             await self._engine.submit_now(samples)
 
-    async def _read(self, lease: Lease) -> _Read:
-        seeds = {
-            sample: sample_seed(self._seed, lease.ordinal, lease.epoch, sample)
-            for sample in lease.samples
-        }
-        return _Read(
-            lease=lease,
-            seeds=seeds,
-            drafts=await self._refined.drafts(lease),
-        )
+    def _open(
+        self, leases: Sequence[Lease], drafts: Sequence[Mapping[int, Draft]], purpose: str
+    ) -> list[tuple[Prompt, dict[int, Prompt]]]:
+        """Asks the dataset and the sampling program; it runs where the backend's calls run.
 
-    def _open(self, read: Sequence[_Read], purpose: str) -> list[_Opened]:
-        """Asks the dataset and the sampling program; it runs where the backend's calls run."""
+        drafts: for each lease, sample -> what its prompt is made of, where it is made of a draft.
+
+        Returns for each lease the row's prompt, and sample -> its prompt where that is another.
+        """
         dataset = self._datasets["train" if purpose == TRAIN else "evaluation"]
         opened = []
-        for one in read:
-            prompt = dataset[one.lease.row]
-            refined = self._refined.of(prompt, one.drafts)
-            opened.append(_Opened(prompt, refined))
+        for lease, of_samples in zip(leases, drafts, strict=True):
+            row = dataset[lease.row]
+            opened.append((row, self._refined.of(row, of_samples)))
         return opened
 
-    def _begin(self, request: GenerateRequest, read: _Read, opened: _Opened) -> list[SampleRequest]:
+    def _begin(
+        self,
+        request: GenerateRequest,
+        lease: Lease,
+        row: Prompt,
+        refined: Mapping[int, Prompt],
+    ) -> list[SampleRequest]:
         """Notes that samples of a lease run; returns what the engine is asked for."""
-        lease = read.lease
         samples = self._records.begin(lease, request.step)
         if not samples:
             return []
-        self._records.note_origins(lease, opened.prompt)
+        self._records.note_origins(lease, row)
         return [
             SampleRequest(
                 ordinal=lease.ordinal,
                 sample=sample,
-                seed=read.seeds[sample],
-                prompt=opened.refined.get(sample, opened.prompt),
+                seed=sample_seed(self._seed, lease.ordinal, lease.epoch, sample),
+                prompt=refined.get(sample, row),
                 greedy=request.purpose == GREEDY,
                 attempt=lease.attempt,
             )
             for sample in samples
         ]
+
+
+class RefinedPrompts:
+    """Opens drafts by reference, and has the sampling program make a prompt of each.
+
+    program: None where every record answers its row's own prompt.
+    """
+
+    def __init__(self, store: StoreReader, program: SamplingProgram | None) -> None:
+        self._store = store
+        self._program = program
+        self._code = PluginCode(
+            made=program, kind="sampler", where="sampling.use", contract="SamplerContract"
+        )
+
+    async def drafts(self, lease: Lease) -> dict[int, Draft]:
+        """Opens the drafts of a lease; returns each sample that is made of one -> that one.
+
+        Raises ContractError without a program.
+        """
+        if not lease.drafts:
+            return {}
+        if self._program is None:
+            raise ContractError(
+                "a record is to be made from an earlier one, and there is no sampling program",
+                where="generate",
+            )
+        refs = {draft.sample: draft for _, draft in lease.drafts}
+        items = [_draft_header(lease, ref) for ref in refs.values()]
+        contents = await self._store.records(items)
+        drafts = {
+            ref.sample: _draft(ref, columns["text"].tobytes())
+            for ref, (columns, _) in zip(refs.values(), contents, strict=True)
+        }
+        return {sample: drafts[draft.sample] for sample, draft in lease.drafts}
+
+    def of(self, row: Prompt, drafts: Mapping[int, Draft]) -> dict[int, Prompt]:
+        """Returns the prompt of each sample that is made of a draft.
+
+        row: the prompt of the samples' lease.
+        Raises ContractError where what the program gives is no prompt of the row.
+        """
+        different = {id(draft): draft for draft in drafts.values()}
+        prompts = {key: self._prompt(row, draft) for key, draft in different.items()}
+        return {sample: prompts[id(draft)] for sample, draft in drafts.items()}
+
+    def _prompt(self, row: Prompt, draft: Draft) -> Prompt:
+        program = self._program
+        assert program is not None
+        prompt = self._code.call(program.prompt, own_row(row), draft)
+        if not isinstance(prompt, Prompt) or (prompt.row, prompt.images) != (row.row, row.images):
+            raise self._code.broken(
+                f"prompt() gave {prompt!r:.60}, not a Prompt with the row's number and images",
+                program.prompt,
+            )
+        return prompt
+
+
+def _draft(ref: DraftRef, text: bytes) -> Draft:
+    return Draft(
+        text=text.decode("utf-8", "replace"),
+        reward=ref.reward,
+        rewards=dict(ref.rewards),
+        critique=ref.critique,
+    )
+
+
+def _draft_header(lease: Lease, ref: DraftRef) -> Header:
+    return Header(lease.ordinal, ref.sample, lease.row, 0, columns=ref.columns, slot=ref.slot)
+
+
+class Owner(Protocol):
+    """Gets what the engine makes, from the driver."""
+
+    def owed(self) -> int:
+        """Returns how many samples run for somebody."""
+
+    def progress(self) -> None:
+        """Tells those who wait that records have ended."""
+
+    async def take(self, finished: list[Finished]) -> None:
+        """Takes the records that have ended."""
+
+    def fail(self) -> None:
+        """Wakes those who wait, since the engine raised; ``EngineDriver.check`` raises it again."""
+
+
+class EngineDriver:
+    """Holds the backend's lock, and steps it while its owner is owed samples.
+
+    Records that end are progress. In between only the backend knows whether it works: it calls
+    ``WorkerContext.progress`` for actions that it has sampled.
+
+    lock: held to load weights or to put the engine to sleep, so that no step runs then.
+    batch_s: seconds for which the engine steps on before its records are handed over, so that those
+        that end close together travel in one message.
+    """
+
+    def __init__(self, backend: Generator, compute: Compute, batch_s: float, owner: Owner) -> None:
+        self._backend = backend
+        self._compute = compute
+        self._owner = owner
+        self._batch_s = batch_s
+        self._driving: asyncio.Task[None] | None = None
+        self.lock = asyncio.Lock()
+
+    async def submit(self, requests: list[SampleRequest]) -> None:
+        """Queues samples; begins to step when nothing ran."""
+        async with self.lock:
+            await self.submit_now(requests)
+
+    async def submit_now(self, requests: list[SampleRequest]) -> None:
+        """Queues samples while the lock is held."""
+        if not requests:
+            return
+        await self._compute(self._backend.submit, requests)
+        if self._driving is None or self._driving.done():
+            self._driving = asyncio.ensure_future(self._drive())
+
+    async def check(self) -> None:
+        """Raises what the engine raised. While it runs well, waits until nothing is owed."""
+        if self._driving is not None:
+            await asyncio.shield(self._driving)  # all requests share it
+
+    async def idle(self) -> None:
+        """Waits until nothing is owed, however the engine ends."""
+        if self._driving is not None:
+            await asyncio.wait([self._driving])
+
+    async def _drive(self) -> None:
+        try:
+            while self._owner.owed():
+                async with self.lock:
+                    finished = await self._compute(self._step_for_a_while)
+                if finished:  # an empty list is no sign: an engine may give it for ever
+                    self._owner.progress()
+                await self._owner.take(finished)
+        except Exception:  # isolation point: every open request raises it
+            self._owner.fail()
+            raise
+
+    def _step_for_a_while(self) -> list[Finished]:
+        until_s = time.perf_counter() + self._batch_s
+        finished = self._backend.step()
+        while time.perf_counter() < until_s and len(finished) < self._owner.owed():
+            finished += self._backend.step()
+        return finished

@@ -58,10 +58,10 @@ class _Running(msgspec.Struct):
     timeout_s: float
 
 
-class _Note(msgspec.Struct):
+class _RunningCalls(msgspec.Struct):
     """Holds what one process leaves to the next.
 
-    running: the calls that have not returned; coroutines run beside others.
+    running: the calls that have not returned; coroutines run next to others.
     number: counts the changes of ``running``.
     over: what has used up its time.
     """
@@ -95,7 +95,7 @@ class Overruns:
         self._path = path
         self._file = -1  # the note, once it has been written
         self._is_told = False  # that it cannot be written
-        self._note = _Note()
+        self._note = _RunningCalls()
         if path is not None and path.exists():
             # A process that was killed while it wrote has left half a note, which says nothing.
             with contextlib.suppress(msgspec.DecodeError):
@@ -150,7 +150,7 @@ class Overruns:
         self._put(runs + msgspec.json.encode(self._note), whole=True)
 
     def _put(self, content: bytes, *, whole: bool = False) -> None:
-        """Writes the beginning of the note; where there is no room for it, work goes on without.
+        """Writes the beginning of the note; without room for it, work goes on.
 
         whole: nothing of the note before stays behind it.
         """
@@ -168,9 +168,9 @@ class Overruns:
             self._is_told = True
 
 
-def _read(content: bytes) -> _Note:
+def _read(content: bytes) -> _RunningCalls:
     """Decodes a note. Raises msgspec.DecodeError for half a note."""
-    note = msgspec.json.decode(content[1:], type=_Note)
+    note = msgspec.json.decode(content[1:], type=_RunningCalls)
     if content[:1] == _IDLE:
         note.running = []
     return note
@@ -240,7 +240,7 @@ def describe_called(path: Path) -> str:
     return f"{' or '.join(rewards)} was being called, with the records {records}"
 
 
-def _note_of_running(path: Path) -> _Note | None:
+def _note_of_running(path: Path) -> _RunningCalls | None:
     """Returns a note which says that something runs; None where it does not."""
     try:
         content = path.read_bytes()

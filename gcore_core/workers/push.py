@@ -30,9 +30,9 @@ bucket 3       2                  4                5, where 1 was
 =============  =================  ===============  =========================
 
 A receiver asks for bucket i when it has loaded those before i - 1. So while i + 2 is filled, three
-buckets may still be read: i - 1, i and i + 1. `PushSource._fill` finds room beside them.
+buckets may still be read: i - 1, i and i + 1. `PushSource._fill` finds room next to them.
 
-There is one export, whatever the number of receivers. The memory is shared memory, unless both
+All receivers share one export. The memory is shared memory, unless both
 sides speak something better (see ``gcore_core.contract.weight_transfer``): this module does not
 know what.
 
@@ -48,12 +48,12 @@ The mirror needs no rule of its own for what may be overwritten. This is why:
 - Bucket j is written into the mirror after a receiver got it.
 - A receiver gets j when all receivers, on whatever node, have asked for j.
 - Who asks for j has loaded all buckets before j - 1. So only j - 1 and j may still be read.
-- `PushSource._fill` has put j beside j - 1, and the mirror has the same offsets.
+- `PushSource._fill` has put j next to j - 1, and the mirror has the same offsets.
 
 The sender's memory is safe meanwhile. An agent reads j there for a receiver that has not loaded it
-yet. The sender fills that region anew only when all receivers have asked for j + 2, and they ask
+yet. The sender fills that region again only when all receivers have asked for j + 2, and they ask
 after they have loaded j. A parent's mirror is safe for its children by the same argument: what goes
-over j there is a bucket that was handed out after all had asked for j + 2.
+over j lies a bucket that was handed out after all had asked for j + 2.
 
 Two pushes share one memory, on either side. The agent ends what it still pulls of the earlier one
 before it writes anything of the later one. A receiver of the earlier one finds other bytes then,
@@ -105,7 +105,7 @@ from gcore_core.store.client import allocate, copy_hashed, map_file
 from gcore_core.wire.gathering import Gathering
 from gcore_core.wire.retry import insist, keep_alive
 from gcore_core.wire.service import Call
-from gcore_core.workers.tensor_journal import TensorJournal
+from gcore_core.workers.run_journals import TensorJournal
 
 # The most bytes of a bucket of several tensors. It need not fit a processor's cache, since copies
 # go past the caches. So buckets are large: then they are few, and so are their messages.
@@ -191,7 +191,7 @@ class PushMemory:
     def of(self, nbytes: int) -> np.ndarray:
         """Returns the memory's first ``nbytes`` bytes, uint8; it grows where it is smaller.
 
-        Raises DataError where there is no memory for it.
+        Raises DataError where memory is lacking.
         """
         if len(self._mapped) < nbytes:
             try:
@@ -289,7 +289,7 @@ class PushSource:
         sizes = [spec.nbytes for spec in self.plan.tensors]
         self._memory_nbytes = max(1, *sizes, min(request.bucket_bytes, sum(sizes)))
         # A bucket that has a tensor already gets no further one beyond this size, so that four
-        # buckets fit beside each other: the one that is filled and three that may be read.
+        # buckets fit next to each other: the one that is filled and three that may be read.
         self._bucket_nbytes = min(_BUCKET_BYTES, request.bucket_bytes // (_MAY_BE_READ + 1))
         memory.of(self._memory_nbytes)
         self._writer: WeightWriter = memory
@@ -418,7 +418,7 @@ class PushSource:
         """Copies the next tensors to where nobody reads; copies none where not even one fits.
 
         An example: a memory of 100 bytes, hence at most 25 for a bucket of several tensors, and
-        tensors a (10 bytes), b (10), c (20) and d (70). There is no room for d before what lies in
+        tensors a (10 bytes), b (10), c (20) and d (70). d has no room before what lies in
         its way was read; until then empty buckets go out.
 
         ======  =================================  ===============  ==============================
@@ -471,7 +471,7 @@ class PushSource:
     def _room(self) -> Place:
         """Returns the first gap with room for a whole bucket and for the next tensor.
 
-        If there is none, it is the largest gap.
+        Without one, it is the largest gap.
         """
         wanted_nbytes = self._bucket_nbytes
         if self._next_tensor is not None:
@@ -568,7 +568,7 @@ async def pull_weights(
 async def _mirrored(bucket: Bucket, request: PullWeights, here: Here) -> Bucket:
     """Returns a bucket of another node's memory as one of this node's, with the same bytes.
 
-    It is asked for once: where it fails the whole push begins anew. The agent itself turns from a
+    It is asked for once: where it fails the whole push begins again. The agent itself turns from a
     parent that fails to the next one, and at last to the sender's node.
     """
     if bucket.transport != SHM or bucket.node in ("", here.node):
@@ -627,7 +627,7 @@ def _dtype_advice(pushed: set[str], setting: DtypeSetting) -> str:
 
 
 def _check_planned(bucket: Bucket, plan: WeightPlan, digests: dict[str, int]) -> None:
-    """Adds the bucket's digests to ``digests``, which has those of the buckets before.
+    """Adds the bucket's digests to ``digests``, which has what the buckets before gave.
 
     Raises WeightMismatch where its tensors are not the next ones of the plan.
     """

@@ -1,4 +1,4 @@
-"""Has a generator answer questions of rewards; the same engine draws them, and text goes back.
+"""Lets a generator answer questions of rewards; the same engine draws them, and text goes back.
 
 Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_ORDINAL`` on, so that
 what the engine has finished can be told apart from records by its key.
@@ -54,7 +54,7 @@ class Asking:
     ) -> tuple[OpenRequest, list[SampleRequest]]:
         """Opens a request; returns (what to wait for, what the engine must draw).
 
-        Not idempotent: a repeated request is drawn anew, under other ordinals.
+        Not idempotent: a repeated request is drawn again, under other ordinals.
         """
         opened = OpenRequest(call)
         samples: list[SampleRequest] = []

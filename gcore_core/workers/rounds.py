@@ -11,8 +11,8 @@ from gcore_core.runtime.messages import GenerateRequest
 
 
 @dataclass
-class _Round:
-    """Holds one round.
+class _JoinedRound:
+    """Holds what all shards ask of one round.
 
     parts: shard -> the leases that it asked for.
     complete: set when every shard has asked.
@@ -39,7 +39,7 @@ class Rounds:
         self._gather_s = gather_s
         self._restarted = restarted
         self._skips_waiting_in = -1  # the step in which this process was restarted, if it was
-        self._rounds: dict[tuple[int, int, str], _Round] = {}  # by step, round, purpose
+        self._rounds: dict[tuple[int, int, str], _JoinedRound] = {}  # by step, round, purpose
 
     async def join(self, request: GenerateRequest) -> list[Lease]:
         """Returns the leases to submit because of this request, by ordinal.
@@ -52,7 +52,7 @@ class Rounds:
             self._restarted = False
             self._skips_waiting_in = request.step
         key = request.step, request.round, request.purpose
-        group = self._rounds.setdefault(key, _Round())
+        group = self._rounds.setdefault(key, _JoinedRound())
         # A late request is noted too: ``shards_of`` must know every shard that needs the records.
         group.parts.setdefault(request.shard, []).extend(request.leases)
         if len(group.parts) == self._shards:

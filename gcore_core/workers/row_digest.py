@@ -1,4 +1,4 @@
-"""Sees to it that whoever sees a row sees the same one.
+"""Lets every process see the same row.
 
 A scorer opens the rows that the generators did, and code of users gets a copy of its own.
 """
@@ -75,8 +75,8 @@ def open_row(header: Header, dataset: Dataset, provider: str, where: str) -> Pro
 def own_row(prompt: Prompt) -> Prompt:
     """Returns a copy of a row, for code that may change the lists and dicts which it is given.
 
-    Others get the same row: other records of the group, other rewards, and whoever asks a dataset
-    that holds its rows.
+    Others get the same row: other records of the group, other rewards, and what else asks a
+    dataset that holds its rows.
     """
     return msgspec.structs.replace(
         prompt,

@@ -74,8 +74,8 @@ class NamedScorer:
     timeout_s: its time for one call, unless it has a sampler.
     when: field of a row -> the value or the values for which the row's records get this reward;
         empty: all do.
-    sampler: the role that this reward asks questions, if any. There is no time limit then: the
-        role's replicas may take as long as they make progress.
+    sampler: the role that this reward asks questions, if any. Its calls have no time limit then:
+        the role's replicas may take as long as they make progress.
     of_groups: whether it sees the records of a prompt together.
     alone_every: in one of so many calls whose scores differ, one score is asked for again, alone;
         0: in none.
@@ -232,7 +232,7 @@ class ScorerShell:
         asked = []
         for i in matching:
             if self._overruns.is_over(keys[i]):
-                scores[i] = _overran(reward)
+                scores[i] = _score_of_overrun(reward)
             else:
                 asked.append(i)
         if asked:
@@ -260,7 +260,7 @@ class ScorerShell:
                 async with _limit(timeout_s):
                     return await cast(AsyncScorer, reward.scorer).score(_own(records))
             except _OutOfTimeError:
-                return [_overran(reward)] * len(records)
+                return [_score_of_overrun(reward)] * len(records)
             finally:
                 self._limits.check("")
 
@@ -305,14 +305,14 @@ class ScorerShell:
                 "rewards.%s: %s; the scorer is started again; "
                 "rewards.%s.timeout_s gives it more time",
                 reward.name,
-                _overran(reward).reason,
+                _score_of_overrun(reward).reason,
                 reward.name,
             )
             # The answer may be lost with the process: other rewards of the request wait for their
             # turn. Asked again, the next process gives it.
             self._overruns.add_over(keys)
             self._give_up(RESTART_EXIT_CODE)
-            return [_overran(reward)] * len(records)
+            return [_score_of_overrun(reward)] * len(records)
         # Isolation point: the failure becomes the records' status. Coroutines may raise SystemExit.
         except (Exception, SystemExit) as error:
             log.exception("rewards.%s failed", reward.name)
@@ -420,8 +420,7 @@ async def _limit(timeout_s: float | None) -> AsyncIterator[None]:
         raise
 
 
-def _overran(reward: NamedScorer) -> Score:
-    """Makes the score of a record that used up its reward's time."""
+def _score_of_overrun(reward: NamedScorer) -> Score:
     reason = f"no answer within {reward.timeout_s:g} s"
     return Score(value=None, status=REWARD_TIMEOUT, reason=reason)
 
@@ -488,7 +487,7 @@ _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     """Adds the score of the reward ``name`` to ``result``.
 
-    Of the reasons why there is no value, the first stays. The reason of a value is a critique.
+    Of the reasons for no value, the first stays. The reason of a value is a critique.
     """
     status = score.status
     statuses = {**result.statuses, name: status}

@@ -28,7 +28,7 @@ class SleepNote:
         return self._path is not None and self._path.exists()
 
     def leave(self) -> None:
-        """Notes that the generator sleeps; where there is no room for a note, it goes without."""
+        """Notes that the generator sleeps; without room for a note, it goes without."""
         if self._path is None:
             return
         try:

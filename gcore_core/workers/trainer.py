@@ -29,6 +29,7 @@ from gcore_core.contract.trainer import (
     DiagnosesExport,
     EvaluatesLoss,
     SavesInBackground,
+    SleepsInRollout,
     Trainer,
     TrainRecord,
 )
@@ -84,18 +85,15 @@ from gcore_core.wire.service import Call, Service
 from gcore_core.workers import final_weights
 from gcore_core.workers.annotations import Annotations
 from gcore_core.workers.compared_records import ComparedRecords
-from gcore_core.workers.duplicate_samples import check_duplicates
-from gcore_core.workers.opened_records import open_records
+from gcore_core.workers.opened_records import check_duplicates, open_records
 from gcore_core.workers.push import PushMemory, PushSource, exhaust, exported, sends_adapter
-from gcore_core.workers.tensor_journal import TensorJournal
-from gcore_core.workers.token_journal import TokenJournal
-from gcore_core.workers.trainer_sleep import TrainerRest
+from gcore_core.workers.run_journals import TensorJournal, TokenJournal
 
 T = TypeVar("T")
 # Weights of more bytes are not hashed where a run must end within seconds; these take a second.
 _URGENT_BYTES = 1 << 30
 
-#: One reply for each shard; None for a shard to which there is nothing to say.
+#: One reply for each shard; None for a shard that gets no answer.
 _Replies = list[TrainReply | None]
 
 
@@ -136,7 +134,7 @@ class TrainerShell:
         self._backend = backend
         self._store = store
         self._annotations = annotations
-        self._compute = self._rest = TrainerRest(backend, compute)
+        self._compute = WakingCompute(backend, compute)
         self._memory = PushMemory(push_path)
         self._rank = rank
         self._requests = Gathering(1)  # of one part: a repeated request gets the reply of the first
@@ -285,11 +283,11 @@ class TrainerShell:
         """Runs the updates of a step.
 
         The lead gets the reply. Another shard gets what the sentinel measured of its groups, or
-        None where there is none.
+        None without one.
         """
 
         async def act(_: list[list[TrainRequest]]) -> list[TrainReply | None]:
-            # Whoever still takes a push gets no tensors of after the update.
+            # Who still takes a push gets no tensors of after the update.
             await self._close_push()
             return await self._compute(self._train, parts)
 
@@ -394,12 +392,12 @@ class TrainerShell:
         return Nothing()
 
     async def sleep(self, request: Nothing, call: Call) -> TrainerSlept:
-        """Has the backend give its memory back; whatever it is asked next wakes it.
+        """Lets the backend give its memory back; whatever it is asked next wakes it.
 
         A push that is open is given up first: it would wake the backend at once.
         """
         await self._close_push()
-        return await self._rest.sleep()
+        return await self._compute.sleep()
 
     async def _together(self, work: Callable[..., T], *args: Any) -> T:
         """Runs what may need the other ranks, such as collectives; a push that is open is given up.
@@ -415,7 +413,7 @@ class TrainerShell:
     async def begin_push(self, request: BeginPush, call: Call) -> Nothing:
         """Begins the push of ``version``; rank 0 is asked, and has the other ranks take part.
 
-        So it makes no difference when whoever asked is lost: all ranks export, or none does.
+        So it makes no difference when the one who asked is lost: all ranks export, or none does.
         """
         if self._backend.version != request.version:
             raise ContractError(
@@ -498,7 +496,7 @@ class TrainerShell:
         return await self._source(request).bucket(request, call)
 
     async def save_pretrained(self, request: SaveWeights, call: Call) -> Nothing:
-        """Writes the final weights beside their place."""
+        """Writes the final weights next to their place."""
         directory = Path(request.directory)
         with final_weights.writing(directory):
             await self._together(self._backend.save_pretrained, final_weights.partial(directory))
@@ -537,7 +535,7 @@ class TrainerShell:
     def _hash_weights(self, version: int) -> str:
         """Returns the hash of the weights, in rank 0; the others only run through the export.
 
-        It is "" where there is no time for it, and for weights that have changed since.
+        It is "" where time is lacking, and for weights that have changed since.
         """
         if self._backend.version != version:
             return ""
@@ -561,7 +559,7 @@ class TrainerShell:
             return SavedState(await hashing)
 
         self._urgent |= request.urgent
-        # Not with the request: whoever has the save finished after the lead was lost may ask with
+        # Not with the request: who finishes the save after the lead was lost may ask with
         # another urgency, and gets the first one's answer.
         reply: SavedState = await self._requests.run_once(("saved", request.step), None, act)
         return reply
@@ -587,3 +585,48 @@ def _count_actions(records: Sequence[TrainRecord]) -> tuple[int, int]:
     masks = [record.columns.get("action_mask", one) for record in records]
     trained = sum(int(np.count_nonzero(mask)) for mask in masks)
     return trained, sum(mask.size for mask in masks) - trained
+
+
+class WakingCompute:
+    """Runs a backend's calls as ``Compute`` does, and wakes it before a call where it sleeps.
+
+    So nobody has to know what a trainer that sleeps may be asked: a generator that was started
+    again in the middle of a rollout gets its weights.
+    """
+
+    def __init__(self, backend: Trainer, compute: Compute) -> None:
+        self._backend = backend
+        self._compute = compute
+        self._asleep = False
+        self._wake_s = 0.0  # seconds that the wake since the latest sleep took
+        self._slept = TrainerSlept(0.0, 0.0)  # of the latest sleep
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T:
+        return await self._compute(self._awake, work, args)
+
+    async def sleep(self) -> TrainerSlept:
+        """Puts the backend to sleep. Where it sleeps, says again what it said then.
+
+        Raises ContractError for a backend that cannot.
+        """
+        return await self._compute(self._sleep)
+
+    def _awake(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+        if self._asleep and isinstance(self._backend, SleepsInRollout):
+            began_s = time.perf_counter()
+            self._backend.wake()
+            self._asleep = False
+            self._wake_s = time.perf_counter() - began_s
+        return work(*args)
+
+    def _sleep(self) -> TrainerSlept:
+        if not isinstance(self._backend, SleepsInRollout):
+            raise ContractError("this trainer cannot sleep.", where="placement.sleep_in_rollout")
+        if self._asleep:
+            return self._slept
+        began_s = time.perf_counter()
+        self._backend.sleep()
+        self._asleep = True
+        self._slept = TrainerSlept(time.perf_counter() - began_s, self._wake_s)
+        self._wake_s = 0.0
+        return self._slept

@@ -1,4 +1,4 @@
-"""Keeps one generator's weights those of the policy, and says where they are behind."""
+"""Gives one generator the policy's weights, and says where it is behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gcore_core.wire.gathering import Gathering
 from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here, pull_weights
 
 #: Pushes whose digests are kept, to tell from which of them the weights are that a generator holds
-#: where they are not those of the last one.
+#: where they are not of the last one.
 _REMEMBERED = 16
 
 
@@ -74,7 +74,7 @@ class WeightsFollower:
     async def pull(self, request: PullWeights, progress: Callable[[], None]) -> PushConfirmed:
         """Takes a push from the trainer.
 
-        Once, and to its end: a pull that was begun anew would find the first buckets overwritten.
+        Once, and to its end: a pull that was begun again would find the first buckets overwritten.
         """
 
         async def act(_: list[PullWeights]) -> PushConfirmed:

@@ -66,10 +66,9 @@ from gcore_core.runtime.messages import TrainReply, Versions, WorkerExit
 from gcore_core.wire import sockets, tls
 from gcore_core.wire.service import Service
 from gcore_core.workers.checked_rewards import KnownRow, check_known
-from gcore_core.workers.duplicate_samples import check_duplicates
-from gcore_core.workers.opened_records import check_prompts
+from gcore_core.workers.drawn_records import EndReasons
+from gcore_core.workers.opened_records import check_duplicates, check_prompts
 from gcore_core.workers.row_digest import open_row
-from gcore_core.workers.suspicious_endings import EndReasons
 from gcore_core.workers.weights_follower import weights_gone
 from tests.support import api_messages, made_pages, plugin_messages
 

@@ -5,21 +5,19 @@ groups of a step. The parts:
 
     schedule  which groups are begun when, and which a step takes; what all schedules share
     in_step   the groups of one step, and a margin where some will be dropped
-    ahead     those of later steps too, so that none gets too old
+    ahead     also the groups of later steps, so that none gets too old
     ledger    which groups are this shard's, what of them is drawn, scored and settled
-    dealing   which records go to which replica, in which parts
-    drawing   requests to replicas, until everything that was leased is drawn and scored
-    waves     which earlier records the next ones of a group are made from
+    split_requests  which records go to which replica, in which parts
+    dispatch  requests to replicas, until everything that was leased is sampled and scored
     scoring   requests to scorers
-    verdicts  what becomes of a group that is drawn and scored
+    verdicts  what becomes of a group that is sampled and scored
     producer  the loop that joins them
 """
 
 from gcore_core.controllers.generation.ahead import Ahead
-from gcore_core.controllers.generation.dispatch import Round
-from gcore_core.controllers.generation.drawing import Drawing
+from gcore_core.controllers.generation.dispatch import Round, draw
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.producer import Producer, StepBatch
 from gcore_core.controllers.generation.schedule import Schedule
 
-__all__ = ["Ahead", "Drawing", "InStep", "Round", "Schedule", "StepBatch", "Producer"]
+__all__ = ["Ahead", "InStep", "Producer", "Round", "Schedule", "StepBatch", "draw"]

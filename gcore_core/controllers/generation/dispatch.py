@@ -1,4 +1,7 @@
-"""Works off the parts of one wave: each lane gives its replica one part after the other."""
+"""Lets replicas sample leases, wave by wave, and sends each finished record to the scorers.
+
+The leases of a wave are cut into parts. Each lane gives its replica one part after the other.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from gcore_core.contract.errors import (
     DeadlineExceeded,
@@ -17,21 +22,26 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
-from gcore_core.contract.records import UNSAMPLED, Header, Lease
+from gcore_core.contract.records import FAILED, UNSAMPLED, DraftRef, Header, Lease
+from gcore_core.contract.sampling import DrawnSoFar
+from gcore_core.controllers.algorithm_answers import drafts_of
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.generation.ledger import Ledger, has_failed_reward
 from gcore_core.controllers.generation.scoring import Scoring
+from gcore_core.controllers.generation.split_requests import deal, owned_by
+from gcore_core.controllers.placement.shard import PlacementShard
+from gcore_core.controllers.reward_weights import group_scalars
 from gcore_core.runtime.messages import CATCH_UP, GENERATE, CatchUp, GenerateRequest
 from gcore_core.wire.retry import PATIENT, insist
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Says what leases are drawn for. A round is what a step or an evaluation issues at once.
+    """Says what leases are sampled for. A round is what a step or an evaluation issues at once.
 
     step: the version that begins the records, which is the step that uses them unless generation
         runs ahead; by it their memory is held and released.
-    number: counts the rounds of a step. ``Drawing`` gives each wave of a round its own number.
+    number: counts the rounds of a step. ``draw`` gives each wave of a round its own number.
     purpose: TRAIN, GREEDY or SAMPLED.
     least: the oldest version of the weights that may begin a sample; in a deterministic run the
         only one that may draw it.
@@ -43,24 +53,11 @@ class Round:
     least: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Lane:
-    """Holds one lane: it gives parts from a queue to one replica.
-
-    replicas: all that its wave is dealt over.
-    number: which of them is the lane's.
-    waiting: the queue. Other lanes may take parts from it, too.
-    """
-
-    replicas: list[Peer]
-    number: int
-    waiting: deque[list[Lease]]
-
-
-class Lanes:
-    """Works off one wave's lanes.
+class Wave:
+    """Samples one wave: each lane gives its replica one part after the other.
 
     scoring: gets every finished record.
+    replicas: all that the wave is dealt over.
     """
 
     def __init__(
@@ -69,22 +66,21 @@ class Lanes:
         ledger: Ledger,
         round_: Round,
         scoring: Scoring,
+        replicas: list[Peer],
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._round = round_
         self._scoring = scoring
+        self._replicas = replicas
 
-    async def work_off(
-        self, replicas: list[Peer], lanes: list[tuple[int, deque[list[Lease]]]]
-    ) -> None:
+    async def work_off(self, lanes: list[tuple[int, deque[list[Lease]]]]) -> None:
         """Works off all lanes at once; the first failure ends all.
 
         lanes: number of a replica, and its queue, which lanes may share.
         """
         tasks = [
-            asyncio.ensure_future(self._work_off(_Lane(replicas, number, waiting)))
-            for number, waiting in lanes
+            asyncio.ensure_future(self._work_off(number, waiting)) for number, waiting in lanes
         ]
         try:
             await asyncio.gather(*tasks)
@@ -92,30 +88,32 @@ class Lanes:
             for task in tasks:
                 task.cancel()
 
-    async def _work_off(self, lane: _Lane) -> None:
-        """Works off one lane: gives the replica one part after the other.
+    async def _work_off(self, number: int, waiting: deque[list[Lease]]) -> None:
+        """Gives one lane's replica one part after the other.
+
+        number: of the replica.
+        waiting: the parts; other lanes may take from them, too.
 
         What the replica does not finish goes back into the queue; another lane may take it
         meanwhile. A replica that is behind gets its weights from the lead, then its next part.
-        Another one stands in for it where it was started anew, and nobody has the weights for it
-        under which the round is to be drawn.
+        Another one stands in for it where it was started again, and nobody has the weights for it
+        under which the round is to be sampled.
 
         Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
         DeadlineExceeded when a replica is lost ``PATIENT.tries`` times, WeightsBehind when it is as
         often behind.
         """
-        waiting = lane.waiting
         lost = 0
-        newer = set[str]()  # replicas that hold newer weights than those of the round
+        newer = set[str]()  # replicas that hold newer weights than the round is for
         while waiting:
-            replica = self._replica_of(lane, newer)
+            replica = self._replica_of(number, newer)
             leases = waiting.popleft()
             try:
                 await self._draw_part(replica, leases)
             except WeightsGone as error:
                 error.where = replica.name
                 newer.add(replica.name)
-                if not self._holding(lane.replicas, newer):
+                if not self._holding(newer):
                     raise
                 waiting.append(self._ledger.lost(leases))
             except (WorkerDied, DeadlineExceeded, WeightsBehind) as error:
@@ -131,23 +129,19 @@ class Lanes:
                 else:
                     await asyncio.sleep(PATIENT.pause_s(lost))
 
-    def _replica_of(self, lane: _Lane, newer: Set[str]) -> Peer:
+    def _replica_of(self, number: int, newer: Set[str]) -> Peer:
         """Returns the lane's replica, or the one that stands in for it.
 
-        newer: names of replicas that hold newer weights than those of the round.
+        newer: names of replicas that hold newer weights than the round is for.
         """
-        replica = lane.replicas[lane.number]
+        replica = self._replicas[number]
         if replica.name not in newer:
             return replica
-        holding = self._holding(lane.replicas, newer)
-        return holding[lane.number % len(holding)]
+        holding = self._holding(newer)
+        return holding[number % len(holding)]
 
-    def _holding(self, replicas: list[Peer], newer: Set[str]) -> list[Peer]:
-        """Returns the replicas that may still hold the weights of a round.
-
-        newer: names of those that are known to hold newer ones.
-        """
-        return [one for one in replicas if one.name not in newer]
+    def _holding(self, newer: Set[str]) -> list[Peer]:
+        return [one for one in self._replicas if one.name not in newer]
 
     async def _draw_part(self, replica: Peer, leases: list[Lease]) -> None:
         """Draws one part.
@@ -225,3 +219,115 @@ def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> Non
             version=round_.least,
             held=last,
         )
+
+
+async def draw(
+    context: ControllerContext,
+    placement: PlacementShard,
+    ledger: Ledger,
+    round_: Round,
+    leases: list[Lease],
+) -> None:
+    """Samples and scores the leases; returns when every record is finished and scored.
+
+    Where a group is sampled in waves, the next wave begins when all of these groups have been
+    scored so far. Every shard makes the same number of waves, with or without records in them.
+    """
+    count = len(ledger.waves)
+    for wave in range(count):
+        if wave:
+            leases = next_leases(context, ledger, leases, wave)
+        numbered = replace(round_, number=round_.number * count + wave)
+        await _draw_wave(context, placement, ledger, numbered, leases)
+
+
+async def _draw_wave(
+    context: ControllerContext,
+    placement: PlacementShard,
+    ledger: Ledger,
+    round_: Round,
+    leases: list[Lease],
+) -> None:
+    """Samples and scores one wave.
+
+    A replica gets the next part when it has finished one. In a deterministic run each ordinal has
+    its replica, and a replica waits for a request from every shard before it begins. Raises
+    WorkerDied or DeadlineExceeded when a replica is lost too often (``Wave``).
+    """
+    facts = context.facts
+    replicas = await placement.sampling()
+    shard = facts.shard
+    shards = facts.shards
+    if facts.owns_replicas:
+        replicas = [replicas[i] for i in owned_by(shard, shards, len(replicas))]
+        shard = 0  # alone with its own
+        shards = 1
+    gathers = facts.run.deterministic
+    scoring = Scoring(context, ledger, round_.purpose, placement)
+    lanes = deal(leases, len(replicas), shard, shards, gathers or len(replicas) == 1)
+    try:
+        await Wave(context, ledger, round_, scoring, replicas).work_off(lanes)
+        await placement.judging()
+        await scoring.finish()
+    finally:
+        scoring.cancel()
+
+
+def next_leases(
+    context: ControllerContext, ledger: Ledger, leases: list[Lease], wave: int
+) -> list[Lease]:
+    """Makes the next wave of these groups due, and returns its leases.
+
+    A group with a failed record or reward is drawn to its end from the row's own prompt: it cannot
+    be used, and its verdict waits for all of its records.
+
+    leases: of the wave before.
+    wave: number of the next one.
+    """
+    ordinals = {lease.ordinal for lease in leases}
+    for ordinal, records in ledger.between_waves(ordinals):
+        drafts = _drafts(context, ledger, records, ledger.waves[wave])
+        ledger.next_wave(ordinal, wave, drafts)
+    return ledger.unfinished(ordinals)
+
+
+def _drafts(
+    context: ControllerContext, ledger: Ledger, records: list[Header], count: int
+) -> dict[int, DraftRef]:
+    """Returns sample -> the record that it is made from.
+
+    records: of the group so far, by sample.
+    count: how many the next wave draws.
+    """
+    program = context.sampling
+    if program is None or any(r.status == FAILED or has_failed_reward(r) for r in records):
+        return {}
+    numbers = group_scalars(records, context.facts.rewards)
+    group = DrawnSoFar(
+        rewards=numbers.rewards,
+        named=numbers.named,
+        drafts=np.array([record.draft for record in records], np.int64),
+    )
+    names = drafts_of(context.sampling_code, program, group, count)
+    return {
+        len(records) + place: _ref(
+            records[name],
+            float(numbers.rewards[name]),
+            ledger.critique(*records[name].key, context.facts.rewards),
+        )
+        for place, name in enumerate(names)
+        if name >= 0
+    }
+
+
+def _ref(record: Header, reward: float, critique: str) -> DraftRef:
+    if record.columns is None:
+        raise ValueError(f"record {record.key} has no columns")  # a failed one, which is no draft
+    return DraftRef(
+        sample=record.sample,
+        columns=record.columns,
+        slot=record.slot,
+        reward=reward,
+        rewards=tuple(sorted(record.rewards.items())),
+        critique=critique,
+    )

@@ -188,7 +188,7 @@ class Ledger:
         return self._unfinished_of(samples_of)
 
     def _unfinished_of(self, samples_of: Mapping[int, Sequence[int]]) -> list[Lease]:
-        """Returns leases for those of the samples that are still to be drawn, by ordinal."""
+        """Returns leases for the samples that are still to be drawn, by ordinal."""
         missing = (
             (lease, tuple(s for s in lease.samples if s in samples_of[lease.ordinal]))
             for lease in self.unfinished(set(samples_of))
@@ -276,7 +276,7 @@ class Ledger:
     def close(self, ordinals: Collection[int]) -> None:
         """Ends a step that takes these ordinals: their verdicts wait for ``commit``.
 
-        Those of other shards are ignored. Raises ContractError while one has no verdict.
+        Ordinals of other shards are ignored. Raises ContractError while one has no verdict.
         """
         self._check_settled(ordinals)
         verdicts = {}
@@ -289,9 +289,9 @@ class Ledger:
     def give_back(self, ordinals: Collection[int], carried: Collection[int]) -> None:
         """Gives up settled groups that a later step leases again.
 
-        Those of other shards are ignored. Raises ContractError while one has no verdict.
+        Ordinals of other shards are ignored. Raises ContractError while one has no verdict.
 
-        carried: those of them that keep their records. The others are drawn again, under newer
+        carried: the ones that keep their records. The others are drawn again, under newer
             weights with the same seeds.
         """
         self._check_settled(ordinals)
@@ -317,7 +317,7 @@ class Ledger:
         return [held[ordinal].records[s] for ordinal in sorted(held) for s in range(self._samples)]
 
     def carry(self, headers: Iterable[Header]) -> None:
-        """Carries records that a checkpoint holds; takes those of this shard's ordinals only."""
+        """Carries records that a checkpoint holds; takes only this shard's ordinals."""
         for header in headers:
             if header.ordinal % self.shards == self.shard:
                 group = self._carried.setdefault(header.ordinal, self._fresh(header.ordinal))

@@ -18,15 +18,15 @@ from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.algorithm_answers import waves_of
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation.dispatch import Round
-from gcore_core.controllers.generation.drawing import Drawing
+from gcore_core.controllers.generation.dispatch import Round, draw
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.schedule import GroupReport, Membership, Schedule
 from gcore_core.controllers.generation.scoring import route_judges
 from gcore_core.controllers.generation.verdicts import (
-    LeftOut,
     Verdict,
+    check_any_fits,
+    latest_too_long,
     logs_of_rewards,
     too_many_failures,
     verdict_on,
@@ -71,7 +71,7 @@ class StepBatch:
     carried: this shard's records that wait for the next step.
     first_ordinal: the ordinal of the run at which the step begins. Where steps take ordinals in any
         order: how many of the run were consumed before.
-    oldest: the first step of which any record is still needed when this step has been trained on.
+    oldest: the first step whose records are still needed when this step has been trained on.
     next_ordinal: likewise, of the next step.
     state: what a run that is resumed behind this step goes on with; plain values.
     digests: stage -> sum of the digests of this shard's records that the step takes, also of those
@@ -95,13 +95,13 @@ class Producer:
 
     For each step, in order: ``take`` its groups, train on them, ``commit``. All shards call the
     same in the same order. The producer's agreements are in a scope of their own, so they need no
-    order with those of training.
+    order with the agreements of training.
 
     Which groups are begun when, and which a step takes, is for the schedule to decide. Every shard
     has the same: all shards *look* together, again and again, and tell each other which groups have
     ended. What follows from that each computes for itself.
 
-    Under a schedule that *runs on*, production begins with the first ``take`` and goes on beside
+    Under a schedule that *runs on*, production begins with the first ``take`` and goes on
     whatever the program does. ``commit`` says that newer weights are published, under which the
     next groups are begun. Where no sample may run through a push, ``drain`` is called before it.
     ``seal`` gives what a checkpoint needs, and ``stop`` ends production. Where a placement policy
@@ -133,8 +133,7 @@ class Producer:
             waves=_waves(context),
             tells=self._group_has_ended,
         )
-        self._drawing = Drawing(context, placement)
-        self._left_out = LeftOut()
+        self._too_long = list[Verdict]()  # the latest groups, while all have too long a prompt
         self._numbered = -1  # the version whose rounds are numbered now
         self._numbers = 0  # how many of its rounds have a number
         self._version = facts.start_step  # of the weights that this shard has seen published
@@ -236,9 +235,9 @@ class Producer:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of the step that was taken last, over all shards; the seconds are this shard's.
+        """The metrics of the step that was taken last, over all shards; seconds are this shard's.
 
-        There are none where production does not run on.
+        It is empty where production does not run on.
 
         Those that begin with ``window/`` are as of ``seal``.
         """
@@ -260,8 +259,8 @@ class Producer:
                     await self._pause()
                     await self._look()
             finally:
-                for draw in self._draws:
-                    draw.cancel()
+                for drawing in self._draws:
+                    drawing.cancel()
                 self._draws.clear()
         return self._close_step(membership)
 
@@ -291,7 +290,7 @@ class Producer:
             await self._pause()
 
     async def _look(self) -> None:
-        """Has all shards tell what has ended, and which version and step each is at."""
+        """Lets all shards tell what has ended, and which version and step each is at."""
         self._wake.clear()
         self._settle_complete()
         told = [_told(one) for one in self._latest]
@@ -313,7 +312,7 @@ class Producer:
         """Tells all shards what this one says; returns what each of them says.
 
         Production that runs on looks again as soon as it is answered. There the answer comes by way
-        of the lead, which takes twice as long, so that there are fewer looks.
+        of the lead, which takes twice as long, and so makes looks fewer.
         """
         if not self._schedule.runs_on:
             return await self._agree.share("look", payload)
@@ -366,24 +365,25 @@ class Producer:
             await route_judges(self._context, self._placement)
 
     def _begin_groups(self) -> None:
-        """Begins what may be begun now, on all shards alike."""
         if ordinals := self._schedule.issue():
             self._draw(ordinals)
 
     def _draw(self, ordinals: list[int]) -> None:
-        """Has this shard's part of a round drawn, under the weights published last."""
+        """Begins to draw this shard's part of a round, under the weights published last."""
         version = self._schedule.version
         leases = self._ledger.lease(ordinals)
         # Memory is held for the version that begins the records: by that they are released.
         number = self._next_round(version)
         round_ = Round(step=version, number=number, purpose=TRAIN, least=version)
-        draw = asyncio.ensure_future(self._drawing.draw(self._ledger, round_, leases))
-        self._draws.add(draw)
-        draw.add_done_callback(self._draw_has_ended)
+        drawing = asyncio.ensure_future(
+            draw(self._context, self._placement, self._ledger, round_, leases)
+        )
+        self._draws.add(drawing)
+        drawing.add_done_callback(self._draw_has_ended)
         self._note_idle()
 
     def _next_round(self, version: int) -> int:
-        """Returns the number of the next round; those of each version begin at 0."""
+        """Returns the number of the next round; it begins at 0 for each version."""
         if version != self._numbered:
             self._numbered = version
             self._numbers = 0
@@ -466,7 +466,6 @@ class Producer:
     # -- a rollout ---------------------------------------------------------------------------------
 
     def _begin_rollout(self) -> None:
-        """Begins what ``placement`` measures as a rollout."""
         self._is_quiet.clear()  # until all shards are here
         self._rollout = []
         self._placement.begin_rollout()
@@ -487,8 +486,8 @@ class Producer:
         that was lost meanwhile. Its replica may be about to sleep.
         """
         draws = list(self._draws)
-        for draw in draws:
-            draw.cancel()
+        for drawing in draws:
+            drawing.cancel()
         await asyncio.gather(*draws, return_exceptions=True)
 
     # -- the end of a step -------------------------------------------------------------------------
@@ -509,7 +508,9 @@ class Producer:
             counts["rounds"] = membership.rounds
         groups = self._groups_taken(own, surplus, counts)
         teaches = bool(membership.trained)
-        self._left_out.take(own, teaches)
+        self._too_long = latest_too_long([*self._too_long, *own])
+        if not teaches:
+            check_any_fits(self._too_long)
         if self._schedule.runs_on:
             self._note_metrics(membership)
         return StepBatch(

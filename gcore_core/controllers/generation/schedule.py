@@ -2,7 +2,7 @@
 
 A ``Schedule`` keeps which groups are begun and complete. It has no clock and does no I/O: what it
 says follows from what it was told, and all shards are told the same. So they decide alike and ask
-nobody. There are two:
+nobody. The two schedules:
 
     InStep  begins groups for the step that is waited for
     Ahead   begins groups for later steps too
@@ -54,9 +54,9 @@ class Membership:
     rounds: in how many rounds.
     first_ordinal: how many ordinals of the run were consumed before.
     trained: the groups that it trains on, by ordinal.
-    consumed: their ordinals and those of the groups that it passes over for good, sorted.
+    consumed: ordinals of these groups and of all that it passes over for good, sorted.
     surplus: ordinals of complete groups that a later step begins again, sorted.
-    carried: those of the surplus that keep their records; the others are drawn anew.
+    carried: the part of the surplus that keeps its records; the rest is drawn again.
     """
 
     step: int
@@ -74,11 +74,11 @@ class Bounds:
     """Holds the numbers that bound what is begun.
 
     prompts: groups that a step trains on.
-    limit: groups that are begun at most for one step, beyond those of the steps ahead.
+    limit: groups that are begun at most for one step, beyond what is begun for the steps ahead.
     exact: a run that is to repeat: only groups are begun that are surely needed, and steps take
         them in order.
     steps: of the run; nothing is begun for later ones.
-    shards: how many there are.
+    shards: number of shards.
     ahead, age: see ``ahead``; where groups are begun for one step alone, both are 0.
     """
 
@@ -264,7 +264,7 @@ class Schedule(ABC):
 
         carried: ordinals of the groups whose records the checkpoint holds.
 
-        Returns those of them that the run goes on with, sorted; the others are drawn anew.
+        Returns the ones that the run goes on with, sorted; the others are drawn again.
         """
 
     # -- parts -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ MOST = 64
 
 
 class Scoring:
-    """Has the records of one draw scored, and gives the scores to the ledger."""
+    """Sends the records of one draw to the rewards, and gives the scores to the ledger."""
 
     def __init__(
         self, context: ControllerContext, ledger: Ledger, purpose: str, placement: PlacementShard
@@ -47,7 +47,7 @@ class Scoring:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, headers: list[Header]) -> None:
-        """Has these records scored by the rewards that see one record.
+        """Sends these records to the rewards that see one record.
 
         When a record completes its group, the rewards that see whole groups score the group.
         """
@@ -145,7 +145,7 @@ class Scoring:
         return usable
 
     async def _score_on(self, peer: Peer, headers: list[Header], rewards: set[str]) -> None:
-        """Has one scorer give these rewards of the records, and gives the scores to the ledger."""
+        """Asks one scorer for these rewards of the records, and gives the scores to the ledger."""
         names = sorted(rewards)
 
         def request() -> ScoreRequest:
@@ -174,7 +174,7 @@ def _request(
 ) -> ScoreRequest:
     """Makes a request that names the judges that are awake at this moment.
 
-    A repeated request is made anew, because who is awake may have changed.
+    A repeated request is made again, because who is awake may have changed.
     """
     awake = placement.awake
     return ScoreRequest(purpose, headers, rewards, awake.judges(), awake.version)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from gcore_core.contract.records import Lease
 
 # How many parts of a round a replica works on at a time, over all shards, at most: enough that its
-# batch stays full. Where there are more shards than that, each has one part there, so a replica
-# works on as many as there are shards.
+# batch stays full. With more shards than that, each has one part there, so a replica works on one
+# part of each shard.
 LANES = 16
 
 
@@ -41,7 +41,7 @@ def deal(
     shard then speaks to no more replicas than it has parts.
 
     leases: this shard's.
-    replicas: how many there are to draw from.
+    replicas: number of replicas to draw from.
     shard: number of this shard, of ``shards``.
     fixed: every ordinal has a fixed replica, and every replica gets one part from every shard,
         perhaps an empty one, so that batches repeat.
@@ -53,7 +53,7 @@ def deal(
         return [(replica, deque([part])) for replica, part in enumerate(parts)]
     shared = shares(leases, replicas, shards)
     lanes = list(range(replicas)) * lanes_of(shards)
-    # Each shard begins at the replica behind those of the shard before it.
+    # Each shard begins at the replica behind the last one of the shard before it.
     first = shard * len(shared) % replicas
     lanes = lanes[first:] + lanes[:first]
     return [(replica, shared) for replica in lanes[: len(shared)]]
@@ -79,7 +79,7 @@ def shares(leases: list[Lease], replicas: int, shards: int) -> deque[list[Lease]
     32 parts of 24 records, then 16 of 16, and that is all.
 
     A last round that does not fill all lanes has a number of parts that, taken over all shards,
-    gives every replica equally many, where there are enough of them.
+    gives every replica equally many, if they suffice.
 
     Records are dealt to the parts of a round in turn, beginning one part later each time: answers
     to one prompt are alike, and a part that had several long ones would end last.

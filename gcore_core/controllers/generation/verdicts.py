@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def verdict_on(
 
     A group with a failed record or reward is QUARANTINED; the filter decides on the others. One
     whose prompt is too long is left out like one that the filter drops, or raises DataError when
-    ``too_long`` is "error". A group of which every record was cut off has nothing to train on when
+    ``too_long`` is "error". A group in which every record was cut off has nothing to train on when
     ``truncated`` is "mask".
 
     group: the records of one prompt.
@@ -137,35 +138,31 @@ def too_many_failures(
     )
 
 
-class LeftOut:
-    """Keeps this shard's latest groups while all of them are left out for too long a prompt.
+def latest_too_long(groups: Sequence[Verdict]) -> list[Verdict]:
+    """Returns the last groups in a row that were left out for too long a prompt.
 
-    Such groups are no failures, and the run draws others for them. Where a step finds no other, the
-    rows do not go with the model.
+    groups: in the order in which steps consume them.
     """
+    latest = itertools.takewhile(lambda one: one.reason == _TOO_LONG, reversed(groups))
+    return list(latest)[::-1]
 
-    def __init__(self) -> None:
-        self._groups: list[Verdict] = []
 
-    def take(self, groups: Sequence[Verdict], teaches: bool) -> None:
-        """Takes the groups of a step, by ordinal. Raises DataError where no prompt seems to fit.
+def check_any_fits(too_long: Sequence[Verdict]) -> None:
+    """Raises DataError where no prompt seems to fit, in a step that finds no other group.
 
-        teaches: whether any shard has a group of this step to train on.
-        """
-        for one in groups:
-            if one.reason == _TOO_LONG:
-                self._groups.append(one)
-            else:
-                self._groups.clear()
-        count = len(self._groups)
-        if teaches or count < _TOO_MANY:
-            return
-        raise DataError(
-            f"the last {count} prompts are all longer than the context allows",
-            where="generation",
-            why="\n".join(list(_reasons([one.group[0] for one in self._groups]))[:2]),
-            todo="shorten the rows, raise the context length, or take another model",
-        )
+    Such groups are no failures, and the run draws others for them. Without any other, the rows
+    do not go with the model.
+
+    too_long: what ``latest_too_long`` returned.
+    """
+    if len(too_long) < _TOO_MANY:
+        return
+    raise DataError(
+        f"the last {len(too_long)} prompts are all longer than the context allows",
+        where="generation",
+        why="\n".join(list(_reasons([one.group[0] for one in too_long]))[:2]),
+        todo="shorten the rows, raise the context length, or take another model",
+    )
 
 
 def _reasons(headers: Sequence[Header]) -> dict[str, None]:

@@ -2,11 +2,8 @@
 
     shard         PlacementShard: what step programs and windows ask, on every shard
     lead          PlacementLead: asks the policy and carries its decisions out; in the lead
-    sleepers      Sleepers: puts replicas to sleep and wakes them; in the lead
-    requests      the requests of a rollout, from all shards to the lead
-    gauge         how much of a rollout devices were in use
-    journal       decisions and what they came to, written down
-    trainers      trainers that sleep while generators draw
+    sleepers      Sleepers: puts replicas to sleep and wakes them; in the lead. Also trainers
+    measurements  the requests of a rollout, and how much of it devices were in use; in the lead
 
 What a rollout says of engines, and how long devices waited, the policy measures by itself.
 

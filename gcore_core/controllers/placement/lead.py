@@ -32,9 +32,9 @@ import msgspec
 from gcore_core.contract import run_files
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.measurements import Account, Outcome, Requests, Rollout
-from gcore_core.contract.placement import Cell, Decision, Rescues, Window
+from gcore_core.contract.placement import Cell, Decision, Partition, Rescues, Window
+from gcore_core.contract.run_files import Decided
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement import journal
 from gcore_core.controllers.placement.sleepers import Replica, Sleepers
 from gcore_core.runtime.journal import Journal
 from gcore_core.runtime.placement_decisions import ask_policy, check_decision, prepare_policy
@@ -98,7 +98,7 @@ class PlacementLead:
     between the policy and the judges, and ``rescue`` helps a judge whose replicas do not answer.
     Both change who is awake without asking the policy for a new step.
 
-    metrics: those of the latest decision whose rollout is over.
+    metrics: of the latest decision whose rollout is over.
     """
 
     def __init__(
@@ -168,14 +168,14 @@ class PlacementLead:
         # long that took. It must follow the policy's answer, whose seconds count as monitoring.
         if was_measured:
             self._record_outcome(last, decision.account, last.monitoring_s + decided_s)
-        self._write(journal.decided(step, decision, decided_s))
+        self._write(decided_line(step, decision, decided_s))
         # Fourth: the new decision is carried out.
         # Only lost replicas are asked whether they are back. That another one is lost is found by
         # ``rescue``, when a judge needs it: to ask all before each step would hold every step up.
         self._sleepers.lost = await self._sleepers.find_lost(self._sleepers.lost)
         self._step = step
         self._decision = self._replace_if_starving(step, decision)
-        # It is counted anew for each decision, as is what follows.
+        # It is counted for each decision, as is what follows.
         self._sleepers.moved = 0
         self._failed_looks = 0
         self._turns_s = 0.0
@@ -256,7 +256,7 @@ class PlacementLead:
             account=decision.account,
             seen={**replacement.seen, "starving": starving, "lost": lost_devices},
         )
-        self._write(journal.decided(step, replacement, rescued=starving))
+        self._write(decided_line(step, replacement, rescued=starving))
         return replacement
 
     async def _carry_out(self, decision: Decision, judging: bool, release_before: int = 0) -> float:
@@ -279,7 +279,6 @@ class PlacementLead:
         return await self._sleepers.arrange(awake, release_before)
 
     def _replicas_of_phase(self, judging: bool) -> dict[str, list[int]]:
-        """Returns role -> replicas to have awake, in the phase of the judges or of the policy."""
         return {
             role: numbers if (role != ROLLOUT) == judging else []
             for role, numbers in self._serving.items()
@@ -402,8 +401,34 @@ class PlacementLead:
 
 
 def _find_starving(judges: Mapping[str, Sequence[int]], lost: set[Replica]) -> str:
-    """Returns the first judge whose replicas are all lost; "" where there is none."""
+    """Returns the first judge whose replicas are all lost; "" without one."""
     return next(
         (role for role, numbers in judges.items() if lost.issuperset((role, i) for i in numbers)),
         "",
     )
+
+
+def decided_line(step: int, decision: Decision, took_s: float = 0.0, rescued: str = "") -> Decided:
+    """Returns the journal's line for a decision.
+
+    step: the step that begins with the decision.
+    decision: its ``state`` and ``seen`` must be plain values. Its ``account`` is of the rollout
+        before, and goes to the line of what that came to.
+    took_s: seconds that the decision took, including the summary of what the policy sees.
+    rescued: the judge that the decision helps; "" for a decision at a step's boundary.
+    """
+    plain = {
+        name: value
+        for name, value in vars(decision).items()
+        if name not in ("partition", "engines", "account")
+    }
+    engines = None if decision.engines is None else _device_indexes(decision.engines)
+    plain |= {"cells": _device_indexes(decision.partition), "engines": engines, "rescued": rescued}
+    return Decided(step=step, took_s=took_s, **plain)
+
+
+def _device_indexes(partition: Partition) -> dict[str, list[list[int]]]:
+    return {
+        role: [[device.index for device in cell.devices] for cell in cells]
+        for role, cells in partition.cells.items()
+    }

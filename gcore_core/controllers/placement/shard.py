@@ -18,9 +18,13 @@ from gcore_core.contract.launching import Peer
 from gcore_core.contract.placement import Device
 from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.placement.device_use import Gauge, NodeGauge
 from gcore_core.controllers.placement.lead import Awake, Last, PlacementLead
-from gcore_core.controllers.placement.requests import pack_requests, unpack_requests
+from gcore_core.controllers.placement.measurements import (
+    Gauge,
+    NodeGauge,
+    pack_requests,
+    unpack_requests,
+)
 from gcore_core.controllers.placement.sleepers import Sleepers
 
 

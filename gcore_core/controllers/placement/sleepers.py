@@ -1,4 +1,7 @@
-"""Puts generators to sleep while others or the trainer need their memory, and wakes them."""
+"""Puts generators to sleep while others or the trainer need their memory, and wakes them.
+
+Trainers sleep while generators sample; whatever they are asked next wakes them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.launching import ALIVE, Endpoint, Peer, Reply, Request
-from gcore_core.runtime.messages import SLEEP, WAKE, Nothing, SleepRequest
+from gcore_core.controllers.context import ControllerContext
+from gcore_core.runtime.messages import SLEEP, TRAINER_SLEEP, WAKE, Nothing, SleepRequest
 from gcore_core.wire.retry import insist
 
 ANSWER_S = 2.0  # deadline for a replica to say that it is alive
@@ -76,7 +80,7 @@ class Sleepers:
             sleep += [(role, i) for i in sorted(asleep if news else asleep - before)]
             wake += [(role, i) for i in sorted(before - asleep)]
             self._asleep[role] = asleep
-        self.moved += len(set(self._askable(wake)) - self._slept)
+        self.moved += len(set(self._able_and_present(wake)) - self._slept)
         self._slept -= set(wake)
         clock = asyncio.get_running_loop().time
         began_s = clock()
@@ -85,7 +89,7 @@ class Sleepers:
         return clock() - began_s if n_requests else 0.0
 
     async def find_lost(self, replicas: Collection[Replica]) -> set[Replica]:
-        """Returns those of the replicas whose process does not answer within ``ANSWER_S``.
+        """Returns the replicas whose process does not answer within ``ANSWER_S``.
 
         The process may have ended, or it may be starting.
         """
@@ -105,10 +109,27 @@ class Sleepers:
         self, replicas: list[Replica], endpoint: Endpoint[Request, Reply], request: Request
     ) -> int:
         """Sends a request to the replicas that can sleep and are not lost; returns their number."""
-        peers = [self._peers[role][i] for role, i in self._askable(replicas)]
+        peers = [self._peers[role][i] for role, i in self._able_and_present(replicas)]
         await asyncio.gather(*(insist(peer, endpoint, request) for peer in peers))
         return len(peers)
 
-    def _askable(self, replicas: Collection[Replica]) -> list[Replica]:
-        """Returns those of the replicas that can sleep and are not lost."""
+    def _able_and_present(self, replicas: Collection[Replica]) -> list[Replica]:
         return [one for one in replicas if one[0] in self._able and one not in self.lost]
+
+
+async def sleep_trainers(context: ControllerContext) -> dict[str, float]:
+    """Puts every rank of every trainer to sleep, where ``placement.sleep_in_rollout`` says so.
+
+    All shards call it; the lead asks. No push may be under way, since it needs trainers awake.
+
+    Returns in the lead the seconds of the slowest rank: ``trainer_sleep_s`` of this sleep and
+    ``trainer_wake_s`` of the wake before it.
+    """
+    if not context.facts.trainers_sleep or not context.agree.lead:
+        return {}
+    workers = [peer for role in context.trained for peer in context.workers_of(role)]
+    slept = await asyncio.gather(*(insist(peer, TRAINER_SLEEP, Nothing()) for peer in workers))
+    return {
+        "trainer_sleep_s": max(rank.sleep_s for rank in slept),
+        "trainer_wake_s": max(rank.wake_s for rank in slept),
+    }

@@ -1,4 +1,4 @@
-"""What an objective that adapts, and training on answers of rows, need of the trainer."""
+"""What objectives, and training on answers of rows, need of the trainer."""
 
 from __future__ import annotations
 
@@ -73,3 +73,13 @@ def test_an_evaluation_on_rows_has_a_trainer_that_computes_the_loss(tmp_path: Pa
         "leave the evaluation out, or take another trainer. [plugin offline]"
     ]
     assert problems(tmp_path, READ, EVALUATES, "roles.policy.use=torch") == []
+
+
+def test_a_reward_model_has_a_trainer_with_a_value_head(tmp_path: Path) -> None:
+    pairs = ["controller.use=offline/pairs", "objective.use=offline/bradley-terry"]
+    reader = "roles.rollout.use=offline/texts"
+    assert problems(tmp_path, READ, *pairs, reader) == [
+        "roles.policy.use: plain has no value head, which objective (offline/bradley-terry) "
+        "trains; take a trainer with the trait value_head, such as torch. [plugin offline]"
+    ]
+    assert problems(tmp_path, READ, *pairs, reader, "roles.policy.use=torch") == []

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from gcore_async import gcore_check
 
+from gcore_core.contract.traits import Traits
+
 
 class Corrects:
-    def takes_stale(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return Traits(takes_stale=True)
 
 
 @pytest.mark.parametrize(

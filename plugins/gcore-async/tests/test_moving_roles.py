@@ -17,7 +17,7 @@ from gcore_testing.simulation import run_virtual, simulate
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.factories import FactorySpec
-from gcore_core.controllers.generation.drawing import Drawing
+from gcore_core.controllers.generation import producer
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import TRAIN
 
@@ -76,13 +76,13 @@ def test_no_request_is_left_when_placement_decides(
     """Also one that outlasts its last record: its replica may be about to sleep."""
     left = Counter[int]()
     ended = []
-    draw = Drawing.draw
+    draw = producer.draw
     decide = PlacementShard.decide
 
-    async def outlasts(drawing: Drawing, *told: Any) -> None:
-        await draw(drawing, *told)
-        if told[1].purpose == TRAIN:
-            shard = drawing._context.facts.shard
+    async def outlasts(context: Any, placement: Any, ledger: Any, round_: Any, leases: Any) -> None:
+        await draw(context, placement, ledger, round_, leases)
+        if round_.purpose == TRAIN:
+            shard = context.facts.shard
             left[shard] += 1
             try:
                 await asyncio.Event().wait()
@@ -94,7 +94,7 @@ def test_no_request_is_left_when_placement_decides(
         assert not left.total(), "a draw is left"
         await decide(placement, *told)
 
-    monkeypatch.setattr(Drawing, "draw", outlasts)
+    monkeypatch.setattr(producer, "draw", outlasts)
     monkeypatch.setattr(PlacementShard, "decide", decides)
     job = replace(MOVING, shards=1)
     made = program(1, 4, "wait")

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import msgspec
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.json_values import repeated_key
 from gcore_core.contract.rows import (
     fields_of,
     json_lines,
     key_twice,
     open_unbuffered,
     read_again,
+    repeated_key,
     shortened,
 )
 

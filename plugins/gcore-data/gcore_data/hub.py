@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from gcore_language.floats import converted, converters
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.floats import converted, converters
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import shortened
 from gcore_core.kits.cache import cache_root, replacing

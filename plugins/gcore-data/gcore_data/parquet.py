@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gcore_language.floats import converted, converters
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.floats import converted, converters
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.rows import data_files_in, prompt_from, require_there
 from gcore_data.config import ParquetConfig

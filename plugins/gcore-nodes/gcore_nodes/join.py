@@ -30,7 +30,6 @@ import msgspec
 
 from gcore_core import __version__
 from gcore_core.contract.errors import AddressError, ConfigError, GcoreError, WorkerError
-from gcore_core.kits.launching import spawn_over_input
 from gcore_nodes.agent import SIGTERM_PASSED_ON, MachineAgentSpec
 from gcore_nodes.channel import (
     Channel,
@@ -44,6 +43,7 @@ from gcore_nodes.channel import (
     connect,
 )
 from gcore_nodes.facts import machine_facts
+from gcore_nodes.spawn_over_input import spawn_over_input
 from gcore_nodes.token import TOKEN_VARIABLE, read_token
 
 _AGENT = (sys.executable, "-u", "-m", "gcore_nodes.agent")

@@ -47,7 +47,6 @@ from gcore_core.kits.launching import (
     StoreSpec,
     allow_open_files,
     end_hung,
-    spawn_over_input,
 )
 from gcore_core.kits.processes import RECORD, clear_up
 from gcore_nodes.addresses import (
@@ -63,6 +62,7 @@ from gcore_nodes.identity import make_identity
 from gcore_nodes.joined_disks import JoinedDisks
 from gcore_nodes.machines_config import MachinesConfig
 from gcore_nodes.messages import HOLD_LEASE, LEAVING, HoldLease
+from gcore_nodes.spawn_over_input import spawn_over_input
 
 log = logging.getLogger(__name__)
 #: What prints a machine's facts, behind an interpreter.

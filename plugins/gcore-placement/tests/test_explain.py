@@ -13,7 +13,7 @@ from gcore_core import cli
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import DataError
 from gcore_core.contract.placement import Cell, Decision, Device, Need, Partition, Window
-from gcore_core.controllers.placement import journal
+from gcore_core.controllers.placement.lead import decided_line
 from gcore_core.runtime.journal import Journal
 
 
@@ -39,7 +39,7 @@ def decision() -> Decision:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    append(tmp_path, journal.decided(11, decision(), took_s=0.01))
+    append(tmp_path, decided_line(11, decision(), took_s=0.01))
     append(
         tmp_path,
         run_files.Measured(
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Path:
             waited={0: 0.0, 3: 4.5},
         ),
     )
-    append(tmp_path, journal.decided(12, decision()))
+    append(tmp_path, decided_line(12, decision()))
     return tmp_path
 
 
@@ -82,7 +82,7 @@ def test_explain_shows_a_rescue_its_reason_and_the_decision_it_replaced(
         reason="no replica of judge answers",
         seen={"lost": {"judge": [3]}},
     )
-    append(run, journal.decided(12, made, rescued="judge"))
+    append(run, decided_line(12, made, rescued="judge"))
     assert cli.main(["placement", "explain", str(run), "--step", "12"]) == 0
     shown = capsys.readouterr().out
     for words in (
@@ -153,7 +153,7 @@ def test_reasons_of_replay_survive_the_journal(tmp_path: Path) -> None:
         },
     )
     made = Replay(ReplayConfig()).revise(None, window)
-    append(tmp_path, journal.decided(0, made))
+    append(tmp_path, decided_line(0, made))
     decisions, _ = run_files.read_placement(tmp_path)
     assert decisions[0].state == made.state and decisions[0].cells == {
         "rollout": [[0], [1], [2]],

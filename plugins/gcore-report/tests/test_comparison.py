@@ -15,7 +15,7 @@ from gcore_report.comparison import Comparison, compare
 from gcore_core.cli import main
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.run_files import Environment
-from gcore_core.workers.tensor_journal import TensorJournal
+from gcore_core.workers.run_journals import TensorJournal
 
 STEPS = 3
 ENVIRONMENT = Environment(

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from gcore_language.json_values import json_value
+
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
-from gcore_core.contract.json_values import json_value
 from gcore_core.contract.looking import Look
 from gcore_core.contract.rows import is_meant, spread
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from gcore_language.json_values import json_value
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.json_values import json_value
 from gcore_core.contract.scorer import REASON_CHARACTERS, Score, ScoredRecord, failure
 from gcore_rewards.breaker import Breaker, CircuitOpen
 from gcore_rewards.config import HttpConfig

@@ -67,8 +67,7 @@ from gcore_core.store.client import StoreReader, StoreWriter
 from gcore_core.store.server import SlabService, StoreSpec
 from gcore_core.wire.in_process import InlineNetwork, Weather
 from gcore_core.wire.service import Call
-from gcore_core.workers.annotations import Annotations
-from gcore_core.workers.annotator import AnnotatorShell
+from gcore_core.workers.annotations import Annotations, AnnotatorShell
 from gcore_core.workers.generator import GeneratorShell
 from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.scorer import NamedScorer, ScorerShell

@@ -14,10 +14,10 @@ from pathlib import PurePath
 from typing import Any, get_type_hints
 
 import msgspec
+from gcore_language.json_values import json_value
 
 from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.job_settings import JobSettings
-from gcore_core.contract.json_values import json_value
 from gcore_core.kits.commands import flat
 
 Overrides = Mapping[str, Any] | Sequence[str] | None

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from gcore_language.floats import converted, converters, shortest
+from gcore_language.json_values import json_value
 
 from gcore_core.contract.errors import DataError
-from gcore_core.contract.floats import converted, converters, shortest
-from gcore_core.contract.json_values import json_value
 from gcore_core.kits.commands import pinned
 
 

@@ -8,14 +8,18 @@ from typing import Any
 from gcore_language.context.settings import problems as context_problems
 from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
+from gcore_language.routing_check import problems as routing_problems
 
 from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
+from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.looking import Look
+from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
 from gcore_torch.config import TorchGeneratorConfig, TorchRewardConfig, TorchTrainerConfig
 from gcore_torch.offload_settings import problems as offload_problems
 from gcore_torch.sharding_settings import problems as sharding_problems
+from gcore_torch.value_head_settings import problems as value_head_problems
 
 _NEEDS = ("torch>=2.7", "transformers>=5.0", "safetensors>=0.5")
 
@@ -49,8 +53,8 @@ def gcore_generators() -> Iterable[GeneratorProvider]:
 
 
 @hookimpl
-def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
-    """Yields problems with dtypes, adapters, engines, shared contexts, and where a model lies."""
+def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
+    """Yields problems with settings of this plugin's roles, and with what they need of others."""
     roles = plan["roles"]
     yield from _other_dtypes(roles)
     for name, role in roles.items():
@@ -60,6 +64,9 @@ def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
             yield from context_problems(plan, name)
             yield from sharding_problems(plan, name)
             yield from offload_problems(plan, name)
+            yield from value_head_problems(job, name)
+            if name == POLICY and role["config"].get("router_replay") == "always":
+                yield from routing_problems(job)
 
 
 @hookimpl

@@ -26,6 +26,9 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.looking import Look
 from gcore_core.contract.traits import traits_of
 
+#: Shows nothing of what is chosen.
+JOB: Any = SimpleNamespace(objects={}, provided={})
+
 
 def plan(policy: dict[str, Any], rollout: dict[str, Any], use: str = "torch") -> dict[str, Any]:
     roles = {
@@ -37,7 +40,7 @@ def plan(policy: dict[str, Any], rollout: dict[str, Any], use: str = "torch") ->
 
 
 def test_two_dtypes_are_refused_with_the_key_to_set() -> None:
-    assert list(gcore_check(plan({"dtype": "bfloat16"}, {"dtype": "float32"}))) == [
+    assert list(gcore_check(plan({"dtype": "bfloat16"}, {"dtype": "float32"}), JOB)) == [
         "roles.rollout.config.dtype: the policy pushes bfloat16 weights, and this generator would "
         "hold float32; set it to bfloat16."
     ]
@@ -54,7 +57,7 @@ def test_two_dtypes_are_refused_with_the_key_to_set() -> None:
     ids=["one", "unknown", "of-another-plugin", "no-policy"],
 )
 def test_what_may_fit_passes(fits: dict[str, Any]) -> None:
-    assert list(gcore_check(fits)) == []
+    assert list(gcore_check(fits, JOB)) == []
 
 
 def sharing(context: dict[str, Any], path: Path | None = None, **run: Any) -> dict[str, Any]:
@@ -72,18 +75,18 @@ def test_heads_that_cannot_be_divided_among_slots_are_refused_before_a_start(
         (8, "12 query heads cannot be divided among 8 slots"),
         (6, "4 key-value heads can be neither divided among 6 slots nor repeated"),
     ):
-        assert list(gcore_check(sharing({"ulysses": ulysses}, tmp_path))) == [
+        assert list(gcore_check(sharing({"ulysses": ulysses}, tmp_path), JOB)) == [
             f"roles.policy.config.context.ulysses: {problem}; take more ring and less ulysses."
         ]
     for ulysses in (1, 2, 4, 12):
-        assert list(gcore_check(sharing({"ulysses": ulysses, "ring": 3}, tmp_path))) == []
+        assert list(gcore_check(sharing({"ulysses": ulysses, "ring": 3}, tmp_path), JOB)) == []
 
 
 def test_a_deterministic_run_and_shared_contexts_are_refused_together() -> None:
-    (problem,) = gcore_check(sharing({"ring": 2}, deterministic=True))
+    (problem,) = gcore_check(sharing({"ring": 2}, deterministic=True), JOB)
     assert problem.startswith("roles.policy.config.context: ")
     assert "run.deterministic" in problem
-    assert list(gcore_check(sharing({"ring": 1}, deterministic=True))) == []
+    assert list(gcore_check(sharing({"ring": 1}, deterministic=True), JOB)) == []
 
 
 @pytest.mark.parametrize(
@@ -141,12 +144,12 @@ def sharded(sharding: dict[str, Any], slots: int = 4, **run: Any) -> dict[str, A
 
 
 def test_slots_that_cannot_be_divided_into_replicas_are_refused_before_a_start() -> None:
-    assert list(gcore_check(sharded({"replicas": 3}))) == [
+    assert list(gcore_check(sharded({"replicas": 3}), JOB)) == [
         "roles.policy.config.sharding.replicas: 4 slots cannot be divided into 3 replicas; take a "
         "number that divides slots."
     ]
     for replicas in (1, 2, 4):
-        assert list(gcore_check(sharded({"replicas": replicas}))) == []
+        assert list(gcore_check(sharded({"replicas": replicas}), JOB)) == []
 
 
 def test_layers_that_slots_cannot_split_are_refused_before_a_start(tmp_path: Path) -> None:
@@ -156,14 +159,14 @@ def test_layers_that_slots_cannot_split_are_refused_before_a_start(tmp_path: Pat
     def found(tensor: int) -> list[str]:
         plan = sharded({"tensor": tensor}, slots=tensor)
         plan["roles"]["policy"]["model"] = {"path": str(tmp_path)}
-        return list(gcore_check(plan))
+        return list(gcore_check(plan, JOB))
 
     assert found(2) == found(4) == []
     assert found(3) == [
         "roles.policy.config.sharding.tensor: 4 key-value heads cannot be divided among 3 slots; "
         "take a smaller number."
     ]
-    (problem,) = gcore_check(sharded({"tensor": 2}, deterministic=True))
+    (problem,) = gcore_check(sharded({"tensor": 2}, deterministic=True), JOB)
     assert problem.startswith("roles.policy.config.sharding.tensor: ")
 
 
@@ -208,7 +211,7 @@ def spread(experts: int, sizes: dict[str, Any], path: Path, **run: Any) -> list[
     (path / "config.json").write_text(json.dumps(sizes))
     found = sharded({"experts": experts}, **run)
     found["roles"]["policy"]["model"] = {"path": str(path)}
-    return list(gcore_check(found))
+    return list(gcore_check(found, JOB))
 
 
 def test_experts_that_slots_cannot_share_are_refused_before_a_start(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_slots_that_experts_are_spread_over_have_records_of_their_own() -> None:
 
 
 def test_what_is_not_tested_with_replicas_is_refused() -> None:
-    (problem,) = gcore_check(sharded({"replicas": 2}, deterministic=True))
+    (problem,) = gcore_check(sharded({"replicas": 2}, deterministic=True), JOB)
     assert problem.startswith("roles.policy.config.sharding.replicas: ")
     replicas = ShardingSettings(replicas=2)
     with pytest.raises(ConfigError, match="takes images"):

@@ -108,7 +108,8 @@ def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replay
         load_plan(file, [])
     assert str(caught.value) == (
         "roles.rollout.config: under these settings torch does not say which experts computed a "
-        "token, and torch, which roles.policy uses, is to replay them; have it say so."
+        "token, and torch, which roles.policy uses, is to replay them; have it say so. "
+        "[plugin torch]"
     )
 
 

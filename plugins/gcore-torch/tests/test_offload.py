@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.support.language_models import Clip, make_advantages, make_context, m
 
 ACTIVATIONS = OffloadSettings(activations=True)
 STATE = OffloadSettings(state=True)
+#: Shows nothing of what is chosen.
+JOB: Any = SimpleNamespace(objects={}, provided={})
 
 
 def test_of_a_pass_the_layers_inputs_and_the_last_norm_go_to_the_host_and_no_matrix(
@@ -71,9 +74,9 @@ def test_what_does_not_go_with_a_state_on_the_host_is_refused_before_a_start(
         role = {"use": "torch", "config": {"offload": {"state": state}}}
         return {"roles": {"policy": role}, **given}
 
-    (problem,) = gcore_check(plan(True))
+    (problem,) = gcore_check(plan(True), JOB)
     assert problem.startswith("roles.policy.config.offload.state: ")
-    assert list(gcore_check(plan(False))) == []
+    assert list(gcore_check(plan(False), JOB)) == []
 
 
 def test_exact_sums_on_the_host_are_refused(model_dirs: dict[str, Path]) -> None:

@@ -408,6 +408,17 @@ def test_a_role_without_use_is_named(job: Job) -> None:
     assert "missing: roles.judge.use." in message(job(), "roles.judge.slots=1")
 
 
+@pytest.mark.parametrize(
+    "path", ["launcher", "data", "advantage", "sentinel", "roles.policy", "rewards.letters"]
+)
+def test_a_use_that_is_empty_is_missing(job: Job, path: str) -> None:
+    assert f"missing: {path}.use." in message(job(), f"{path}.use=")
+
+
+def test_a_folder_is_no_job(tmp_path: Path) -> None:
+    assert message(tmp_path) == f"{tmp_path}: cannot be read as text: Is a directory."
+
+
 def test_a_mandatory_setting_of_a_plugin_is_named_with_its_plugin(job: Job) -> None:
     assert message(job("data: {use: fake/rows}")) == (
         "data.config.path: a value is missing.\n  required by fake/rows (gcore-fake 0.1.0)"
@@ -514,7 +525,8 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "objective.config.values=true",
-            "roles.policy.use: fake has no value head, which objective (fake/pg) trains; take",
+            "objective: requires 'old_logp', which nothing supplies: no installed role gives it "
+            "(known: group, old_values, sample, values).",
         ),
         (
             "rewards.length.worker=policy",

@@ -10,7 +10,7 @@ import pytest
 
 from gcore_core.contract.errors import PluginBroken
 from gcore_core.contract.placement import Device
-from gcore_core.controllers.placement.device_use import Gauge, NodeGauge
+from gcore_core.controllers.placement.measurements import Gauge, NodeGauge
 from gcore_core.node.devices import Metering
 from gcore_core.runtime.messages import METER, MeterReply, MeterRequest
 

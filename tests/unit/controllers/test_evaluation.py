@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import msgspec
 
@@ -24,20 +25,20 @@ from gcore_core.controllers.reporting import Reporting, ShardReport
 from gcore_core.runtime.messages import Nothing, StepEnd
 
 
-class Drawn:
+async def draw(
+    context: Any, placement: Any, ledger: Ledger, round_: Round, leases: list[Lease]
+) -> None:
     """Draws and scores records at once: of row 0 none can be drawn, on row 1 the reward fails."""
-
-    async def draw(self, ledger: Ledger, round_: Round, leases: list[Lease]) -> None:
-        for lease in leases:
-            header = Header(ordinal=lease.ordinal, sample=0, row=lease.row, seed=0)
-            if lease.row == 0:
-                ledger.finished(msgspec.structs.replace(header, status=FAILED, n_actions=0))
-                continue
-            ledger.finished(msgspec.structs.replace(header, status=FINISHED, n_actions=6))
-            failed = lease.row == 1
-            values = {} if failed else {"exact": 0.5, "length": 100.0}
-            statuses = {"exact": REWARD_FAILED if failed else OK}
-            ledger.scored(RecordScore(lease.ordinal, 0, values, statuses), {"exact"})
+    for lease in leases:
+        header = Header(ordinal=lease.ordinal, sample=0, row=lease.row, seed=0)
+        if lease.row == 0:
+            ledger.finished(msgspec.structs.replace(header, status=FAILED, n_actions=0))
+            continue
+        ledger.finished(msgspec.structs.replace(header, status=FINISHED, n_actions=6))
+        failed = lease.row == 1
+        values = {} if failed else {"exact": 0.5, "length": 100.0}
+        statuses = {"exact": REWARD_FAILED if failed else OK}
+        ledger.scored(RecordScore(lease.ordinal, 0, values, statuses), {"exact"})
 
 
 async def evaluated(shard: int, shards: int) -> Evaluated:
@@ -51,9 +52,8 @@ async def evaluated(shard: int, shards: int) -> Evaluated:
         run=SimpleNamespace(steps=9, seed=0),
     )
     context = cast(ControllerContext, SimpleNamespace(facts=facts))
-    evaluation = RewardEvaluation(context, cast(Any, None))
-    evaluation._drawing = cast(Any, Drawn())
-    found = await evaluation.at(0, False)
+    with mock.patch("gcore_core.controllers.evaluation.draw", draw):
+        found = await RewardEvaluation(context, cast(Any, None)).at(0, False)
     assert found is not None
     return found
 

@@ -5,8 +5,7 @@ import pytest
 
 from gcore_core.builtin.balancer import InOrder
 from gcore_core.contract.records import Facts
-from gcore_core.controllers.fixed_microbatches import cut_into_tiles, deal_tiles
-from gcore_core.controllers.training import Drawn, draw_plan
+from gcore_core.controllers.training import Drawn, cut_into_tiles, deal_tiles, draw_plan
 
 #: 12 groups of 3 records, whose lengths differ.
 FACTS = [

@@ -29,8 +29,9 @@ from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.producer import Producer
 from gcore_core.controllers.generation.schedule import Bounds, GroupReport, Schedule
 from gcore_core.controllers.generation.verdicts import (
-    LeftOut,
     Verdict,
+    check_any_fits,
+    latest_too_long,
     too_many_failures,
     verdict_on,
 )
@@ -144,23 +145,21 @@ def long_groups(count: int) -> list[Verdict]:
 
 
 def test_a_run_whose_prompts_are_all_too_long_ends_and_names_rows() -> None:
-    left_out = LeftOut()
-    left_out.take(long_groups(6), teaches=False)
+    too_long = latest_too_long(long_groups(6))
+    check_any_fits(too_long)
+    too_long = latest_too_long([*too_long, *long_groups(6)])
     with pytest.raises(DataError) as raised:
-        left_out.take(long_groups(6), teaches=False)
+        check_any_fits(too_long)
     assert str(raised.value).splitlines()[:2] == [
         "generation: the last 12 prompts are all longer than the context allows",
         "  row 0: prompt_too_long: 811 tokens, and the context has 512",
     ]
 
 
-@pytest.mark.parametrize("teaches", [True, False])
-def test_a_run_goes_on_while_steps_find_prompts_that_fit(teaches: bool) -> None:
+def test_a_prompt_that_fits_begins_the_count_again() -> None:
     fits = Verdict(99, [header(0, exact="ok")], TRAINED, "")
-    left_out = LeftOut()
-    for _ in range(4):
-        left_out.take(long_groups(9) if not teaches else long_groups(20), teaches=teaches)
-        left_out.take([fits], teaches=True)
+    assert latest_too_long([*long_groups(20), fits]) == []
+    assert len(latest_too_long([fits, *long_groups(9)])) == 9
 
 
 @pytest.mark.parametrize("limit", [50.0, -0.1, float("nan")])

@@ -22,7 +22,7 @@ from gcore_testing.simulation import SimulatedJob, run_virtual, simulate
 
 from gcore_core.contract.deadlines import Deadlines, Wait
 from gcore_core.contract.launching import Endpoint
-from gcore_core.controllers import relayed as relayed_module
+from gcore_core.runtime import relay as relay_module
 from gcore_core.runtime.messages import RelayedEndpoint, RelayRequest
 from gcore_core.runtime.relay import Relay
 from gcore_core.store.server import SlabService
@@ -131,7 +131,7 @@ def test_replicas_release_columns_of_shards_that_never_call_them(
 def test_shards_reach_all_ranks_through_relays(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relayed_module, "RELAYED", 2)
+    monkeypatch.setattr(relay_module, "RELAYED", 2)
     told = listened(tmp_path / "store", shards=3, ranks=ranks, prompts=8, steps=1)
     relays = {f"policy.{first}" for first in range(0, ranks, 2)}
     for method in ("prepare", "train"):

@@ -10,8 +10,8 @@ from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, TRUNCATED, UNSAMPLED, Header, Prompt
 from gcore_core.contract.trainer import TrainRecord
 from gcore_core.controllers.generation.dispatch import Round, check_repeats, check_versions
-from gcore_core.workers.duplicate_samples import check_duplicates
-from gcore_core.workers.suspicious_endings import EndReasons
+from gcore_core.workers.drawn_records import EndReasons
+from gcore_core.workers.opened_records import check_duplicates
 
 END = 2
 

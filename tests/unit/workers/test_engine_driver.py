@@ -10,7 +10,7 @@ import pytest
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
 from gcore_core.runtime.compute import ThreadCompute
-from gcore_core.workers.engine_driver import EngineDriver
+from gcore_core.workers.generator import EngineDriver
 
 REQUEST = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.sampling import Draft
-from gcore_core.workers.refined_prompts import RefinedPrompts
+from gcore_core.workers.generator import RefinedPrompts
 
 
 class Appends:

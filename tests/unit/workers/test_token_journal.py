@@ -12,8 +12,8 @@ import pytest
 from gcore_core.contract.run_files import TOKENS, read_tokens
 from gcore_core.contract.sentinel import Compared
 from gcore_core.run.directory import go_back
-from gcore_core.workers import token_journal
-from gcore_core.workers.token_journal import TokenJournal
+from gcore_core.workers import run_journals
+from gcore_core.workers.run_journals import TokenJournal
 
 
 def compared(ordinal: int, sample: int, actions: int = 4, **changes: Any) -> Compared:
@@ -43,7 +43,7 @@ def test_two_records_of_two_prompts_are_written_every_tenth_step(tmp_path: Path)
     assert (row.advantage, row.replica, row.version) == (1.1, 1, 3)
     assert row.rollout_logp == [-1.0] * 4 and row.trainer_logp == [-1.25] * 4
     assert row.masked == [2] and row.entropy == []
-    assert row.prompt_ids == list(range(300 - token_journal.PROMPT_TOKENS, 300))
+    assert row.prompt_ids == list(range(300 - run_journals.PROMPT_TOKENS, 300))
 
 
 def test_of_a_long_record_the_beginning_is_written(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_of_a_long_record_the_beginning_is_written(tmp_path: Path) -> None:
     (row,) = read_tokens(tmp_path)
     assert row.actions == 5000
     lengths = {len(row.action_ids), len(row.rollout_logp), len(row.trainer_logp)}
-    assert lengths == {token_journal.ACTIONS}
+    assert lengths == {run_journals.ACTIONS}
 
 
 def test_a_log_prob_that_is_no_number_is_read_as_nan(tmp_path: Path) -> None:

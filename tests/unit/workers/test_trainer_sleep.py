@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gcore_core.runtime.compute import ThreadCompute
-from gcore_core.workers.trainer_sleep import TrainerRest
+from gcore_core.workers.trainer import WakingCompute
 
 
 class Sleeper:
@@ -22,7 +22,7 @@ class Sleeper:
 async def test_a_sleep_that_is_asked_again_says_the_same_seconds() -> None:
     """As after a reply that is lost: the step's metrics have the seconds all the same."""
     backend: Any = Sleeper()
-    rest = TrainerRest(backend, ThreadCompute())
+    rest = WakingCompute(backend, ThreadCompute())
     await rest.sleep()
     await rest(lambda: None)
     first = await rest.sleep()

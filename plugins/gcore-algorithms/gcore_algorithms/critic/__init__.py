@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 from gcore_algorithms.critic.config import ValueLossConfig
 from gcore_core import hookimpl
+from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import ObjectiveProvider, RoleProvider
 
 #: The role's name.
 CRITIC = "critic"
+#: What it gives for each action.
+COLUMNS = ("values", "next_values")
 
 
 @hookimpl
@@ -18,7 +21,7 @@ def gcore_roles() -> Iterable[RoleProvider]:
         name=CRITIC,
         summary="a value model, trained beside the policy: what reward is still to come",
         kind="trainer",
-        columns=("values", "next_values"),
+        columns=COLUMNS,
         objective="critic",
     )
 
@@ -31,3 +34,11 @@ def gcore_objectives() -> Iterable[ObjectiveProvider]:
         config=ValueLossConfig,
         needs=("torch>=2.7",),
     )
+
+
+@hookimpl
+def gcore_check(job: ResolvedJob) -> Iterable[str]:
+    """Yields what a critic needs of its trainer and of the advantage."""
+    from gcore_algorithms.critic.checks import problems_of
+
+    return problems_of(job)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_testing import fake
 
 from gcore_core.config.plan import Plan, load_plan
 from gcore_core.contract.errors import ConfigError
@@ -154,3 +155,14 @@ def test_every_trainer_of_language_models_learns_from_a_teachers_likeliest_token
         "teacher_topk_ids",
         "teacher_topk_logp",
     ]
+
+
+def test_likeliest_tokens_need_a_trainer_that_computes_their_log_probs(directory: Path) -> None:
+    overrides = ["roles.policy.use=fake", "objective.use=teacher/jsd"]
+    with pytest.raises(ConfigError) as caught:
+        plan_of(directory, *overrides, "roles.teacher.config.top_k=4", local=[fake.__file__])
+    assert (
+        "objective: requires 'logp@teacher_topk_ids', log-probs of other tokens than the actions, "
+        "and fake, which roles.policy uses, does not compute them; take a trainer with the "
+        "capability logprobs.tokens, such as torch"
+    ) in str(caught.value)

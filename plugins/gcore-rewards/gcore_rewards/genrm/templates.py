@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gcore_language.json_values import json_value
+
 from gcore_core.contract.errors import ConfigError, did_you_mean
-from gcore_core.contract.json_values import json_value
 from gcore_core.contract.records import Prompt
 
 _PLACE = re.compile(

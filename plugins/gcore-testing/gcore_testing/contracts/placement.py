@@ -16,7 +16,7 @@ import pytest
 from gcore_core.contract.errors import PlacementError
 from gcore_core.contract.measurements import Account, Requests, Rollout
 from gcore_core.contract.placement import Decision, Device, Need, Partition, Window
-from gcore_core.controllers.placement.journal import decided
+from gcore_core.controllers.placement.lead import decided_line
 from gcore_core.runtime.placement_decisions import check_decision
 from gcore_testing.contracts.arguments import ASKS
 from gcore_testing.contracts.base import Contract
@@ -116,7 +116,7 @@ class PlacementPolicyContract(Contract):
             partition = decision.partition
 
     def test_what_it_says_can_be_written_down(self, policy: Any, window: Window) -> None:
-        line = decided(1, policy.revise(None, window))
+        line = decided_line(1, policy.revise(None, window))
         assert msgspec.json.decode(msgspec.json.encode(line), type=type(line)) == line
 
     def test_a_resumed_run_decides_as_the_run_would_have(self, policy: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -88,27 +87,3 @@ def _problem(place: tuple[Any, ...], what: str) -> ValueError:
     path = "".join(f"[{one!r}]" for one in below)
     name = repr(top) if place else top
     return ValueError(f"{name} holds {what}{f', at {path}' if path else ''}")
-
-
-class _Repeated(Exception):
-    """A key stands twice in one object."""
-
-
-def repeated_key(text: bytes | str) -> str | None:
-    """Returns a key that an object of a JSON text has twice, at any depth; None: there is none.
-
-    Readers of JSON take the last value of it and say nothing. text: valid JSON.
-    """
-
-    def pairs(items: list[tuple[str, Any]]) -> None:
-        names = {name for name, _ in items}
-        if len(names) < len(items):
-            written = [name for name, _ in items]
-            raise _Repeated(next(name for name in written if written.count(name) > 1))
-
-    try:
-        # No number is made: one of many digits would be refused.
-        json.loads(text, object_pairs_hook=pairs, parse_int=len, parse_float=len)
-    except _Repeated as error:
-        return str(error)
-    return None

@@ -1,18 +1,19 @@
-"""Writes tokens and log-probs of a few trained records, ``tokens.jsonl`` of a run.
+"""Writes ``tokens.jsonl`` and ``tensors.jsonl`` of a run; rank 0 of the policy does.
 
-Rank 0 of the policy writes it, of what a sentinel compares anyway. It is bounded, whatever the size
-of a step: every ``EVERY`` steps ``PROMPTS`` x ``RECORDS`` records of at most ``ACTIONS`` actions.
-``gcore_core.contract.run_files`` has the type of the lines and reads them.
+Tokens and log-probs are of a few trained records, which a sentinel compares anyway: every ``EVERY``
+steps ``PROMPTS`` x ``RECORDS`` records of at most ``ACTIONS`` actions, whatever the size of a step.
+Digests are of each push's tensors. ``gcore_core.contract.run_files`` has the types of the lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from gcore_core.contract.run_files import TOKENS, TrainedTokens
+from gcore_core.contract.records import WeightPlan
+from gcore_core.contract.run_files import TENSORS, TOKENS, PushedTensors, TensorNames, TrainedTokens
 from gcore_core.contract.sentinel import Compared
 from gcore_core.runtime.journal import Journal
 
@@ -89,3 +90,28 @@ def _row(step: int, record: Compared, advantage: float) -> TrainedTokens:
 def _numbers(values: np.ndarray) -> list[float]:
     numbers: list[float] = np.asarray(values[:ACTIONS], np.float64).round(_DECIMALS).tolist()
     return numbers
+
+
+class TensorJournal:
+    """Appends a row for each push that brings something else than the row before says."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._rows = Journal(run_dir / TENSORS)
+        self._names: list[str] = []
+        self._latest: PushedTensors | None = None
+
+    def write(self, plan: WeightPlan, digests: Sequence[int], transport: str) -> None:
+        """Appends the digests of a push, unless the last row has them already.
+
+        digests: of the plan's tensors, in its order.
+        transport: its name: each may have digests of its own kind.
+        """
+        # Some transports count a digest as a signed number; the bits are the same.
+        joined = b"".join((digest % 2**64).to_bytes(8, "big") for digest in digests)
+        pushed = PushedTensors(plan.version, transport, joined)
+        if pushed == self._latest:
+            return
+        names = [spec.name for spec in plan.tensors]
+        self._rows.append([pushed] if names == self._names else [TensorNames(names), pushed])
+        self._names = names
+        self._latest = pushed

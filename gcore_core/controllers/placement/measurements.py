@@ -1,19 +1,24 @@
-"""Packs a rollout's requests into columns of numbers, for the placement policy.
+"""Gathers what the placement policy learns of a rollout: its requests, and how devices were in use.
 
-Each shard packs its own requests and sends them. The lead reads those of all shards; it sees no
-record.
+Each shard packs its own requests into columns of numbers and sends them. The lead reads what
+all shards sent; it sees no record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from gcore_core.contract.launching import Peer
 from gcore_core.contract.measurements import Requests
+from gcore_core.contract.placement import Device
 from gcore_core.contract.records import TRAINED
 from gcore_core.contract.run_files import RecordTrace
+from gcore_core.runtime.messages import METER, MeterReply, MeterRequest
+from gcore_core.wire.retry import insist
 
 #: One row for each record: 27 bytes. With a question to a judge (23 bytes) it stays below the 64
 #: bytes that the lead may know of a record.
@@ -51,7 +56,7 @@ def pack_requests(
     Returns the bytes of two arrays: ``SAMPLED``, a row for each record, and ``ANSWERED``, a row for
     each question.
 
-    records: those of this shard's latest rollout, with what their rewards asked.
+    records: of this shard's latest rollout, with what their rewards asked.
     roles: the judges, in the order that ``ANSWERED`` counts them in.
     since_s: start of this shard's rollout; times are packed in seconds since then.
     """
@@ -118,3 +123,88 @@ def _requests(
         **times,
         **counts,
     )
+
+
+class Gauge:
+    """Asks each node's agent for its meter when a rollout begins and ends; the lead has one.
+
+    A reading is a task next to the rollout, which does not wait for it. The agent's clock is part
+    of the reading, so a late one costs no accuracy, and clocks of nodes need not agree.
+    """
+
+    def __init__(self, meter: str, nodes: Sequence[NodeGauge]) -> None:
+        """Reads nothing yet.
+
+        meter: the factory of the meter.
+        nodes: those on which generators have devices.
+        """
+        self._nodes = nodes
+        self._requests = [MeterRequest(meter, node.numbers()) for node in nodes]
+        self._readings: list[asyncio.Future[list[MeterReply]]] = []
+
+    def begin(self) -> None:
+        """Begins a rollout: what was read before is forgotten."""
+        for reading in self._readings:
+            reading.cancel()
+        self._readings = []
+        self._read()
+
+    def end(self) -> None:
+        """Ends the rollout."""
+        self._read()
+
+    def _read(self) -> None:
+        replies = (
+            insist(node.agent, METER, request)
+            for node, request in zip(self._nodes, self._requests, strict=True)
+        )
+        self._readings.append(asyncio.gather(*replies))
+
+    async def shares(self) -> dict[int, float]:
+        """Returns device index -> share of the latest rollout in which it was in use, 0 to 1.
+
+        It is empty before the first rollout. Raises what the meter raised.
+        """
+        if len(self._readings) < 2:
+            return {}
+        first = await self._readings[0]
+        last = await self._readings[-1]
+        shares: dict[int, float] = {}
+        for node, before, after in zip(self._nodes, first, last, strict=True):
+            shares |= node.shares(before, after)
+        return dict(sorted(shares.items()))
+
+
+class NodeGauge:
+    """Knows one node's part of the generators.
+
+    agent: the node's agent.
+    workers: name of each generator's worker on the node -> its devices.
+    """
+
+    def __init__(self, agent: Peer, workers: Mapping[str, Sequence[Device]]) -> None:
+        self.agent = agent
+        self._workers = workers
+        # The meter numbers devices as its node does, the placement policy those of all nodes.
+        self._index_of = {
+            device.local_index: device.index for devices in workers.values() for device in devices
+        }
+
+    def numbers(self) -> dict[str, list[int]]:
+        """Returns worker -> the numbers of its devices on the node."""
+        return {
+            name: [device.local_index for device in devices]
+            for name, devices in self._workers.items()
+        }
+
+    def shares(self, before: MeterReply, after: MeterReply) -> dict[int, float]:
+        """Returns device index -> share of the time between two readings in which it was in use."""
+        lasted_s = max(after.clock_s - before.clock_s, 1e-9)
+        both = before.used_s.keys() & after.used_s.keys()
+        # A worker of several threads may use more processor time than its devices, which are cores.
+        return {
+            self._index_of[number]: min(
+                (after.used_s[number] - before.used_s[number]) / lasted_s, 1.0
+            )
+            for number in both
+        }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gcore_core.runtime.replacing import replacing
+from gcore_core.runtime.files import replacing
 
 
 def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Replaces a file as a whole: it is written next to its place and renamed."""
+"""Says where files of all runs lie, and replaces a file as a whole.
+
+What outlives a run is in the cache: indexes, hashes of files, models that jobs make.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+#: The environment variable that names the directory, and where it is without that.
+VARIABLE = "G_CORE_CACHE"
+DEFAULT = Path("~/.cache/g-core")
+SHARED_MEMORY = Path("/dev/shm")
+#: Copies of so many bytes or more go past the caches (glibc, x86), see ``spawn``.
+STREAMED_BYTES = 256 << 10
+
+
+def cache_root() -> Path:
+    """Returns the directory that ``G_CORE_CACHE`` names, or else ``~/.cache/g-core``."""
+    return Path(os.environ.get(VARIABLE) or DEFAULT).expanduser()
 
 
 @contextmanager

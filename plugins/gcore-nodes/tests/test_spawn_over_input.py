@@ -12,16 +12,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from gcore_nodes.spawn_over_input import spawn_over_input
 
-from gcore_core.node.spawn import spawn_over_input
-from gcore_core.wire.framing import framed
+from gcore_core.kits.wire import framed
 
 SECRET = b"a secret that nobody shows"
 #: Says that it has its spec, waits for the end of its lifeline, and says that too.
 CHILD = """
 import os, select, sys
-from gcore_core.node.spawn import read_spec
-from tests.unit.node.test_spawn_over_input import Spec
+import msgspec
+from gcore_core.kits.launching import read_spec
+class Spec(msgspec.Struct):
+    name: str
+    secret: bytes
 spec, lifeline = read_spec("a test", Spec)
 print("spec", spec.name, len(spec.secret), flush=True)
 select.select([lifeline], [], [])
