@@ -110,6 +110,11 @@ def test_a_job_of_fakes_runs_with_the_core_and_the_test_kit_alone(
     wheels: Path, outside: Path, tmp_path: Path
 ) -> None:
     programs = make_venv(tmp_path / "venv", wheels, ["gcore-testing"])
+    assert "train as a YAML file says" in run_outside(
+        programs / "g-core", "--help", directory=outside
+    )
+    written = run_outside(programs / "g-core", "new", "mine", "--kind", "role", directory=outside)
+    assert "lines to fill in:" in written
     run_outside(programs / "g-core", "run", "job.yaml", directory=outside)
     assert last_step(outside / "runs/fake/001") == 2
 
