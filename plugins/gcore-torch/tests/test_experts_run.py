@@ -107,9 +107,10 @@ def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replay
     with pytest.raises(ConfigError) as caught:
         load_plan(file, [])
     assert str(caught.value) == (
-        "roles.rollout.config: under these settings torch does not say which experts computed a "
-        "token, and torch, which roles.policy uses, is to replay them; have it say so. "
-        "[plugin torch]"
+        "roles.rollout.use: torch does not say under these settings which experts computed a "
+        "token, and torch, which roles.policy uses, is to replay them; take a generator with the "
+        "trait routing, such as torch, or settings that have it, or set roles.policy.config not to "
+        "need them. [plugin torch]"
     )
 
 

@@ -164,5 +164,5 @@ def test_likeliest_tokens_need_a_trainer_that_computes_their_log_probs(directory
     assert (
         "objective: requires 'logp@teacher_topk_ids', log-probs of other tokens than the actions, "
         "and fake, which roles.policy uses, does not compute them; take a trainer with the "
-        "capability logprobs.tokens, such as torch"
+        "trait token_logprobs, such as torch"
     ) in str(caught.value)
