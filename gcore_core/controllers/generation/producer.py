@@ -194,7 +194,7 @@ class Producer:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
         It holds the records of all groups that are complete, can be used, and are not taken. A run
-        that goes on from it draws all others again.
+        that goes on from it redraws all others.
         """
         schedule = self._schedule
         self._metrics |= {
