@@ -232,6 +232,7 @@ def test_thirty_kills_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
             {
                 "roles": {"rollout": {"use": "trouble/halting"}},
                 "controller": {"config": {"ahead": 1, "age": 4, "midway": "recompute"}},
+                "run": {"deterministic": False},
             },
             "is not known to go on with samples through a push",
         ),
