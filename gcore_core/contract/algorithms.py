@@ -264,7 +264,7 @@ class ActionAdvantage(Protocol):
 
 @runtime_checkable
 class Filter(Protocol):
-    """Says which groups teach; the others are drawn again."""
+    """Says which groups teach; others are drawn in place of the rest."""
 
     def keep(self, group: GroupScalars) -> tuple[bool, str]:
         """Returns (True, "") for a group that teaches, else (False, a word for why not)."""

@@ -2,8 +2,9 @@
 
 Everything here is a msgspec struct, and no field may hold a tensor. Those that are sent for every
 record or tensor are encoded as msgpack arrays, the others as maps.
-Controllers see only ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the
-node that made them and are named by a ``Ref``.
+Controllers see ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the node
+that made them and are named by a ``Ref``. Excepted are a few records that a step check compares
+(``ShownRecord``), and what a reward says of a record in words, at most 128 bytes.
 
 Columns of one record whose actions are tokens (P prompt tokens, A actions):
 

@@ -79,7 +79,8 @@ SAVE = "save"
 #: A directory: an empty file in it is named after a host that is to leave; the run writes into it.
 LEAVE = "leave"
 
-#: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step.
+#: Metric below ``seconds/`` -> the stage's name in reports, in the order of a step. The table of
+#: stages is at the head of ``gcore_core.controllers.step_program``.
 STAGES = {"rollout": "rollout", "prepare": "preparation", "train": "training", "push": "push"}
 # The sum of the stages, and what comes between two steps.
 _NO_STAGES = ("step", "evaluation")
@@ -99,7 +100,7 @@ UPDATE_METRICS = (
 )
 #: Begins the metrics that count an evaluation's failed answers, such as of "greedy" ones.
 EVALUATION_FAILED = "evaluation_failed/"
-#: Stages that have a digest in a row of metrics, in the order of a step.
+#: Digests of a row of metrics, in the order of a step; that table says of which stage each is.
 DIGESTS = ("generation", "rewarding", "preparation", "training", "weights")
 
 

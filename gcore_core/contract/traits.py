@@ -169,7 +169,7 @@ class Traits:
 
     takes_stale: bool = _trait(False, "objective")
     """The loss corrects for actions that older weights sampled. Else records that a step did not
-    need are drawn again."""
+    need are redrawn."""
 
     works_without_rewards: bool = _trait(False, "advantage")
     """A job with it may have no reward, as where a teacher says what is good.

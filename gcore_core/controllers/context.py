@@ -93,8 +93,8 @@ class ControllerContext:
         """Leaves the trainers free inside the block, for pushes to generators that are behind.
 
         A generator that was started again draws nothing before its push. So a program that waits
-        for records, of this shard or of another, must wait inside such a block. Windows do so.
-        Blocks do not overlap.
+        for records, of this shard or of another, must wait inside such a block, as
+        ``Producer`` does. Blocks do not overlap.
         """
         self.trainers_turn.release()
         try:

@@ -1,5 +1,18 @@
 """What every step program does: how a run begins and ends, and the two halves of a step that come
 after its groups. A program of one's own derives from ``StepProgram`` and says what a step is.
+
+The stages of a step, in order. Each ends with a *lap* of the step's ``Stopwatch``: its seconds are
+the metric ``seconds/<lap>``. Its digests are sums over all shards, and show where two runs part:
+
+    stage         what happens                  method   lap         digests
+    rollout       groups are drawn and scored   take     rollout     generation, rewarding
+    preparation   balance, prepare, advantages  train    prepare     preparation
+    training      the updates                   train    train       training
+    push          placement, push of weights    end      push        weights
+    (no stage)    save, evaluate, report        end      evaluation
+
+``contract.run_files`` has the names of the stages in reports (``STAGES``) and of the digests
+(``DIGESTS``). A program may have further laps: reports put these behind the others.
 """
 
 from __future__ import annotations

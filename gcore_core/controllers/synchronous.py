@@ -1,7 +1,6 @@
-"""``core/sync``: generation, rewarding, preparation, training, push; then the next step.
+"""``core/sync``: one stage after the other, then the next step.
 
-Every shard runs this same program over its own groups. Generation and rewarding are
-``take``, preparation and training ``train``, and ``end`` pushes, saves and evaluates.
+Every shard runs this same program over its own groups. ``step_program`` has the table of stages.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ class SynchronousController(StepProgram):
     """One shard's part of the program."""
 
     async def step(self, step: int) -> bool:
-        """Makes one pass of the four stages and one push; returns whether it was the last one."""
+        """Makes one pass of the four stages; returns whether it was the last one."""
         watch = Stopwatch(self.context.trace, step)
         taken = await self.take(step)
         watch.lap("rollout")

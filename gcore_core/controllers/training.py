@@ -1,7 +1,5 @@
 """Trains on the records of a step: balance, preparation, advantages, updates.
 
-Meanwhile every device serves the trainer.
-
 A gradient is a sum of rounded numbers, so its last bits depend on which records share a forward
 pass. In a deterministic run these are therefore chosen without a look at the number of ranks:
 every minibatch is cut into the same number of *tiles*, and each rank gets whole tiles. A trainer

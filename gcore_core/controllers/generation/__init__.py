@@ -1,7 +1,9 @@
 """Produces the groups that steps train on.
 
 ``Producer`` has groups drawn and scored, gives each its verdict, and hands a step program the
-groups of a step. The parts:
+groups of a step. The schedule *issues* ordinals, which begins their groups; the ledger *leases*
+those of this shard: what is to be drawn of which row. ``draw`` then asks replicas for the leases.
+The parts:
 
     schedule  which groups are begun when, and which a step takes; what all schedules share
     in_step   the groups of one step, and a margin where some will be dropped

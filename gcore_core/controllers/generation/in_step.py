@@ -2,7 +2,7 @@
 
 A step takes the lowest ordinals whose groups teach, up to the number that it needs, and everything
 before the last of them: never the first to finish. All that was issued is complete before. What was
-issued beyond is surplus: the next step issues its ordinals again. Where surplus is drawn again,
+issued beyond is surplus: the next step issues its ordinals again. Where surplus is redrawn,
 what is consumed does not depend on timing, on the number of shards, or on how much was issued.
 Where it is carried it does, since a step then takes records that older weights drew.
 """
@@ -66,12 +66,12 @@ class InStep(Schedule):
 
             carried, teaching      count as kept: that many less must be drawn
             carried, not teaching  count for nothing, and cost nothing
-            the others             are drawn again, so they count as that many of the missing ones
+            the others             are redrawn, so they count as that many of the missing ones
         """
         leftover = self._leftover if self.rounds == 0 else Leftover()
         missing = self._missing(self.bounds.prompts - leftover.teach)
-        drawn_again = leftover.surplus - leftover.carried
-        to_issue = leftover.surplus + max(missing - drawn_again, 0)
+        redrawn = leftover.surplus - leftover.carried
+        to_issue = leftover.surplus + max(missing - redrawn, 0)
         count = min(to_issue, self.bounds.limit - self.issued)
         if count <= 0:
             return []

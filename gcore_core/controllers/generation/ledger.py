@@ -176,11 +176,10 @@ class Ledger:
         return all(len(group.records) == self._samples for group in self._open.values())
 
     def lost(self, leases: list[Lease]) -> list[Lease]:
-        """Returns what a replica has not finished of ``leases``, to be drawn again.
+        """Returns what a replica has not finished of ``leases``, to be asked again.
 
-        It was lost, or had not the weights to draw with.
-
-        The same seeds are used, and the attempt of each of these groups goes up by one.
+        It was lost, or had not the weights to draw with. What is asked again is the same record
+        with the same seed; the attempt of each of these groups goes up by one.
         """
         samples_of = {lease.ordinal: lease.samples for lease in leases}
         for ordinal in samples_of.keys() & self._open.keys():
@@ -291,8 +290,8 @@ class Ledger:
 
         Ordinals of other shards are ignored. Raises ContractError while one has no verdict.
 
-        carried: the ones that keep their records. The others are drawn again, under newer
-            weights with the same seeds.
+        carried: the ones that keep their records. The others are redrawn: by newer weights, with
+            the same seeds.
         """
         self._check_settled(ordinals)
         kept = set(carried)

@@ -179,52 +179,6 @@ class Producer:
             raise ContractError("steps must be taken in order", where=f"taking step {step}")
         return taken
 
-    async def drain(self) -> None:
-        """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
-
-        Every sample is scored then. Where devices move, this shard also asks no replica and no
-        scorer any more.
-
-        Raises what failed in producing.
-        """
-        self._push_waits = True
-        self._wake.set()
-        await self._until(self._is_quiet)
-        if self._placement.moves:
-            await self._end_draws()
-
-    def check_push(self) -> None:
-        """Raises ContractError where a push would cut samples that cannot go on through it."""
-        facts = self._context.facts
-        if not self._schedule.runs_on or self._push_waits or facts.midway_weights:
-            return
-        raise ContractError(
-            f"controller {facts.providers.get('controller', '')} pushes while samples run, and "
-            f"{facts.providers.get(f'roles.{ROLLOUT}', 'the generator')} is not known to go on "
-            "with them.",
-            where="push",
-            todo="take a generator with the trait midway_weights, such as torch; or the program "
-            "calls Producer.drain before each push",
-        )
-
-    def seal(self, taken: StepBatch) -> StepBatch:
-        """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
-
-        It holds the records of all groups that are complete, can be used, and are not taken. A run
-        that goes on from it draws all others again.
-        """
-        schedule = self._schedule
-        self._metrics |= {
-            "window/groups": float(schedule.begun),
-            "window/in_flight": float(schedule.in_flight),
-        }
-        return replace(
-            taken,
-            carried=self._ledger.held_records(),
-            oldest=schedule.oldest,
-            state=self._present_state(),
-        )
-
     def commit(self, taken: StepBatch) -> dict[int, tuple[str, str]]:
         """Says that a step has been trained on and its weights are published.
 
@@ -239,26 +193,9 @@ class Producer:
             self._wake.set()
         return self._ledger.commit()
 
-    async def stop(self) -> None:
-        """Ends production; what is in flight is given up."""
-        tasks = [*self._draws] if self._task is None else [self._task, *self._draws]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, as of the step that was committed last."""
         return self._state
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the step that was taken last, over all shards; seconds are this shard's.
-
-        It is empty where production does not run on.
-
-        Those that begin with ``window/`` are as of ``seal``.
-        """
-        return self._metrics
 
     def _present_state(self) -> dict[str, Any]:
         ledger = {"next_ordinal": self._schedule.base, **self._ledger.state()}
@@ -281,30 +218,10 @@ class Producer:
                 self._draws.clear()
         return self._close_step(membership)
 
-    async def _await_step(self) -> StepBatch | None:
-        """Waits until the production that runs on has the groups of a step."""
-        if self._task is None:
-            self._begin_rollout()
-            self._task = asyncio.ensure_future(self._run())
-        self._wake.set()
-        await self._until(self._has_taken)
-        self._has_taken.clear()
-        taken, self._taken = self._taken, None
-        return taken
-
-    async def _run(self) -> None:
-        """Looks, closes a step, begins groups and pauses, over and over, until it is cancelled.
-
-        Raises what failed in drawing, and TrainingError when too many groups cannot be used.
-        """
-        while True:
-            await self._look()
-            if self._taken is None and (membership := self._schedule.take()) is not None:
-                self._taken = self._close_step(membership)
-                self._has_taken.set()
-            self._begin_groups()
-            self._note_quiet()
-            await self._pause()
+    def _begin_rollout(self) -> None:
+        self._is_quiet.clear()  # until all shards are here
+        self._rollout = []
+        self._placement.begin_rollout()
 
     async def _look(self) -> None:
         """Lets all shards tell what has ended, and which version and step each is at."""
@@ -407,6 +324,24 @@ class Producer:
         self._numbers += 1
         return self._numbers - 1
 
+    def _draw_has_ended(self, task: asyncio.Task[None]) -> None:
+        """Wakes the loop if the draw has failed, or was the last one of this shard."""
+        if task not in self._draws:  # its step is over
+            return
+        self._draws.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failed = task.exception()
+        if self._failed is not None or not self._draws:
+            self._wake.set()
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Counts the seconds in which nothing of this shard was being drawn."""
+        now_s = asyncio.get_running_loop().time()
+        if self._idle_since_s is not None:
+            self._idle_s += now_s - self._idle_since_s
+        self._idle_since_s = None if self._draws else now_s
+
     async def _pause(self) -> None:
         """Waits until it is worth while to look; raises what failed in drawing.
 
@@ -439,73 +374,6 @@ class Producer:
             return IDLE_TICK_S
         waited_s = asyncio.get_running_loop().time() - self._waits_since_s
         return max(schedule.tick_s, TICK_SHARE * waited_s)
-
-    def _is_behind(self) -> bool:
-        """Whether other shards were not yet where this one is, when all looked."""
-        schedule = self._schedule
-        return schedule.version < self._version or schedule.wanted < self._wanted
-
-    async def _until(self, ready: asyncio.Event) -> None:
-        """Returns when ``ready`` is set; raises what ended production before."""
-        if self._task is None:
-            return
-        waiting = asyncio.ensure_future(ready.wait())
-        try:
-            async with self._context.trainers_free():
-                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                self._task.result()
-        finally:
-            waiting.cancel()
-
-    # -- what wakes it -----------------------------------------------------------------------------
-
-    def _group_has_ended(self) -> None:
-        """Wakes the loop if all of this shard's part of the wanted step is complete.
-
-        It is called whenever a group of this shard has become complete.
-        """
-        part = self._schedule.next_part()
-        if part and not any(self._ledger.is_open(ordinal) for ordinal in part):
-            self._wake.set()
-
-    def _draw_has_ended(self, task: asyncio.Task[None]) -> None:
-        """Wakes the loop if the draw has failed, or was the last one of this shard."""
-        if task not in self._draws:  # its step is over
-            return
-        self._draws.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._failed = task.exception()
-        if self._failed is not None or not self._draws:
-            self._wake.set()
-        self._note_idle()
-
-    # -- a rollout ---------------------------------------------------------------------------------
-
-    def _begin_rollout(self) -> None:
-        self._is_quiet.clear()  # until all shards are here
-        self._rollout = []
-        self._placement.begin_rollout()
-
-    def _note_quiet(self) -> None:
-        """Notes whether nothing is in flight, and nothing is begun before the next push."""
-        if self._schedule.in_flight or self._is_behind():
-            self._is_quiet.clear()
-            return
-        if not self._is_quiet.is_set():
-            self._placement.end_rollout(self._rollout)
-        self._is_quiet.set()
-
-    async def _end_draws(self) -> None:
-        """Ends the draws that still run although every group is whole.
-
-        A request may outlast its last record, such as an empty part of a round, or one to a process
-        that was lost meanwhile. Its replica may be about to sleep.
-        """
-        draws = list(self._draws)
-        for drawing in draws:
-            drawing.cancel()
-        await asyncio.gather(*draws, return_exceptions=True)
 
     # -- the end of a step -------------------------------------------------------------------------
 
@@ -573,14 +441,142 @@ class Producer:
         counts["kept"] = len(groups)
         return groups
 
-    # -- numbers -----------------------------------------------------------------------------------
+    # -- only where production runs on (``Schedule.runs_on``) --------------------------------------
 
-    def _note_idle(self) -> None:
-        """Counts the seconds in which nothing of this shard was being drawn."""
-        now_s = asyncio.get_running_loop().time()
-        if self._idle_since_s is not None:
-            self._idle_s += now_s - self._idle_since_s
-        self._idle_since_s = None if self._draws else now_s
+    async def drain(self) -> None:
+        """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
+
+        Every sample is scored then. Where devices move, this shard also asks no replica and no
+        scorer any more.
+
+        Raises what failed in producing.
+        """
+        self._push_waits = True
+        self._wake.set()
+        await self._until(self._is_quiet)
+        if self._placement.moves:
+            await self._end_draws()
+
+    def check_push(self) -> None:
+        """Raises ContractError where a push would cut samples that cannot go on through it."""
+        facts = self._context.facts
+        if not self._schedule.runs_on or self._push_waits or facts.midway_weights:
+            return
+        raise ContractError(
+            f"controller {facts.providers.get('controller', '')} pushes while samples run, and "
+            f"{facts.providers.get(f'roles.{ROLLOUT}', 'the generator')} is not known to go on "
+            "with them.",
+            where="push",
+            todo="take a generator with the trait midway_weights, such as torch; or the program "
+            "calls Producer.drain before each push",
+        )
+
+    def seal(self, taken: StepBatch) -> StepBatch:
+        """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
+
+        It holds the records of all groups that are complete, can be used, and are not taken. A run
+        that goes on from it redraws all others.
+        """
+        schedule = self._schedule
+        self._metrics |= {
+            "window/groups": float(schedule.begun),
+            "window/in_flight": float(schedule.in_flight),
+        }
+        return replace(
+            taken,
+            carried=self._ledger.held_records(),
+            oldest=schedule.oldest,
+            state=self._present_state(),
+        )
+
+    async def stop(self) -> None:
+        """Ends production; what is in flight is given up."""
+        tasks = [*self._draws] if self._task is None else [self._task, *self._draws]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the step that was taken last, over all shards; seconds are this shard's.
+
+        It is empty where production does not run on.
+
+        Those that begin with ``window/`` are as of ``seal``.
+        """
+        return self._metrics
+
+    async def _await_step(self) -> StepBatch | None:
+        """Waits until the production that runs on has the groups of a step."""
+        if self._task is None:
+            self._begin_rollout()
+            self._task = asyncio.ensure_future(self._run())
+        self._wake.set()
+        await self._until(self._has_taken)
+        self._has_taken.clear()
+        taken, self._taken = self._taken, None
+        return taken
+
+    async def _run(self) -> None:
+        """Looks, closes a step, begins groups and pauses, over and over, until it is cancelled.
+
+        Raises what failed in drawing, and TrainingError when too many groups cannot be used.
+        """
+        while True:
+            await self._look()
+            if self._taken is None and (membership := self._schedule.take()) is not None:
+                self._taken = self._close_step(membership)
+                self._has_taken.set()
+            self._begin_groups()
+            self._note_quiet()
+            await self._pause()
+
+    async def _until(self, ready: asyncio.Event) -> None:
+        """Returns when ``ready`` is set; raises what ended production before."""
+        if self._task is None:
+            return
+        waiting = asyncio.ensure_future(ready.wait())
+        try:
+            async with self._context.trainers_free():
+                await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                self._task.result()
+        finally:
+            waiting.cancel()
+
+    def _is_behind(self) -> bool:
+        """Whether other shards were not yet where this one is, when all looked."""
+        schedule = self._schedule
+        return schedule.version < self._version or schedule.wanted < self._wanted
+
+    def _group_has_ended(self) -> None:
+        """Wakes the loop if all of this shard's part of the wanted step is complete.
+
+        It is called whenever a group of this shard has become complete.
+        """
+        part = self._schedule.next_part()
+        if part and not any(self._ledger.is_open(ordinal) for ordinal in part):
+            self._wake.set()
+
+    def _note_quiet(self) -> None:
+        """Notes whether nothing is in flight, and nothing is begun before the next push."""
+        if self._schedule.in_flight or self._is_behind():
+            self._is_quiet.clear()
+            return
+        if not self._is_quiet.is_set():
+            self._placement.end_rollout(self._rollout)
+        self._is_quiet.set()
+
+    async def _end_draws(self) -> None:
+        """Ends the draws that still run although every group is whole.
+
+        A request may outlast its last record, such as an empty part of a round, or one to a process
+        that was lost meanwhile. Its replica may be about to sleep.
+        """
+        draws = list(self._draws)
+        for drawing in draws:
+            drawing.cancel()
+        await asyncio.gather(*draws, return_exceptions=True)
 
     def _note_metrics(self, membership: Membership) -> None:
         self._note_idle()

@@ -56,7 +56,7 @@ class Membership:
     trained: the groups that it trains on, by ordinal.
     consumed: ordinals of these groups and of all that it passes over for good, sorted.
     surplus: ordinals of complete groups that a later step begins again, sorted.
-    carried: the part of the surplus that keeps its records; the rest is drawn again.
+    carried: the part of the surplus that keeps its records; the rest is redrawn.
     """
 
     step: int
@@ -264,7 +264,7 @@ class Schedule(ABC):
 
         carried: ordinals of the groups whose records the checkpoint holds.
 
-        Returns the ones that the run goes on with, sorted; the others are drawn again.
+        Returns the ones that the run goes on with, sorted; the others are redrawn.
         """
 
     # -- parts -------------------------------------------------------------------------------------

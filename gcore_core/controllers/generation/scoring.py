@@ -111,7 +111,7 @@ class Scoring:
 
         Records of one group may be in several requests. It may be complete before the first of
         these is sent, as where judges sleep until the last record has come. The first one takes it.
-        A later one takes it again only when a record of it was lost and drawn again.
+        A later one takes it again only when a record of it was lost and asked again.
 
         ordinals: the groups of a request's records.
         """
@@ -119,7 +119,7 @@ class Scoring:
         for ordinal in ordinals:
             group = self._ledger.whole(ordinal)
             before = self._asked.get(ordinal, [])
-            # A record that was drawn again has another header.
+            # A record that was asked again has another header.
             is_new = len(before) != len(group) or not all(map(operator.is_, before, group))
             if group and is_new:
                 self._asked[ordinal] = group

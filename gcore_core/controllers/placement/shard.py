@@ -31,7 +31,10 @@ from gcore_core.controllers.placement.sleepers import Sleepers
 class PlacementShard:
     """Says which replicas are awake, on one shard.
 
-    In a run whose policy moves nothing, every replica is awake in every rollout.
+    In a run whose policy moves nothing, every replica is awake in every rollout. Where it moves
+    devices, it does so by *cells*: devices that always change roles together and hold whole
+    replicas of any role. Roles that share cells may have them *in turns*: in a rollout all cells
+    serve the policy until every record is drawn, then the judges.
 
     A step program calls ``sleep`` when a rollout is over and ``decide`` before each push. A program
     that generates ahead of training never calls ``sleep``. What draws records asks ``awake``,

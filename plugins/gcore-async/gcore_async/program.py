@@ -1,7 +1,6 @@
-"""``async``: generation, rewarding, preparation, training, push; beside them the next steps'.
+"""``async``: one stage after the other; meanwhile groups of the next steps are generated.
 
-Every shard runs this same program over its own groups. Generation and rewarding are
-``take``, preparation and training ``train``, and ``end`` pushes, saves and evaluates.
+Every shard runs this same program over its own groups. ``step_program`` has the table of stages.
 Generation does not end with ``take``, hence ``drain``; and a checkpoint also holds what has been
 generated ahead, hence ``seal``.
 """
@@ -42,7 +41,7 @@ class AsynchronousController(StepProgram):
             await self.producer.stop()
 
     async def step(self, step: int) -> bool:
-        """One pass of the four stages and one push; whether it was the last one."""
+        """Makes one pass of the four stages; returns whether it was the last one."""
         watch = Stopwatch(self.context.trace, step)
         taken = await self.take(step)
         watch.lap("rollout")
