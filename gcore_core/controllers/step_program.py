@@ -187,6 +187,8 @@ class StepProgram(ABC):
         version = step + 1
         await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
+        if self.pushes:
+            self.producer.check_push()
         stops = await self.publishing.publish(version, taken.oldest)
         await self.training.watching.pushed(version)
         watch.lap("push")

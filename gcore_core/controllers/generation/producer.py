@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.records import FAILED, QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.algorithm_answers import waves_of
@@ -34,6 +35,7 @@ from gcore_core.controllers.generation.verdicts import (
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import TRAIN
 from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
+from gcore_core.runtime.worker_settings import JobFacts
 
 # How often shards look together: while a step waits, every ``tick_s`` seconds of the schedule, and
 # when it has waited long only after ``TICK_SHARE`` of that, since a look costs as much as 30
@@ -124,6 +126,7 @@ class Producer:
         self._placement = placement
         self._agree = context.agree.scope("producer")
         self._schedule = InStep.of(config, facts) if schedule is None else schedule
+        _check_ages(self._schedule, facts)
         self._ledger = Ledger(
             shard=facts.shard,
             shards=facts.shards,
@@ -454,6 +457,20 @@ class Producer:
         if self._placement.moves:
             await self._end_draws()
 
+    def check_push(self) -> None:
+        """Raises ContractError where a push would cut samples that cannot go on through it."""
+        facts = self._context.facts
+        if not self._schedule.runs_on or self._push_waits or facts.midway_weights:
+            return
+        raise ContractError(
+            f"controller {facts.providers.get('controller', '')} pushes while samples run, and "
+            f"{facts.providers.get(f'roles.{ROLLOUT}', 'the generator')} is not known to go on "
+            "with them.",
+            where="push",
+            todo="take a generator with the trait midway_weights, such as torch; or the program "
+            "calls Producer.drain before each push",
+        )
+
     def seal(self, taken: StepBatch) -> StepBatch:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
 
@@ -573,6 +590,18 @@ class Producer:
                 "age/largest": float(step - min(one.first for one in trained)),
                 "age/spanning_share": float(np.mean([one.spanning for one in trained])),
             }
+
+
+def _check_ages(schedule: Schedule, facts: JobFacts) -> None:
+    """Raises ConfigError where steps train on older records and no loss corrects for that."""
+    objective = facts.providers.get("objective")
+    if objective and schedule.bounds.age and not facts.takes_stale:
+        raise ConfigError(
+            f"{objective} does not correct for actions that older weights sampled, and controller "
+            f"{facts.providers['controller']} trains on such actions.",
+            where="objective",
+            todo="choose an objective, or settings of it, with the trait takes_stale",
+        )
 
 
 def _told(one: Verdict) -> GroupReport:

@@ -738,6 +738,7 @@ async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Con
             {TEACHER: [f"{TEACHER}.{i}" for i in range(job.annotators)]} if job.annotators else {}
         ),
         takes_stale=job.takes_stale,
+        midway_weights=True,
         placement=_placement(job),
         asleep_in_training=["rollout", "judge"] if job.rests else [],
         start_step=resumed.step if resumed else 0,
