@@ -50,25 +50,25 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     "old weights may begin a sample": (Producer, "_draw", "least=version", "least=0"),
     "due groups are not waited for": (
         Ahead,
-        "take",
+        "take_if_ready",
         "any(ordinal not in self._told for ordinal in must)",
         "False",
     ),
     "due groups have no priority": (
         Ahead,
-        "take",
+        "take_if_ready",
         "alive[: self.due]",
         "[]",
     ),
     "a step is taken with too few groups": (
         Ahead,
-        "take",
+        "take_if_ready",
         "is_short and (self.in_flight or self.issued < self._most_issued)",
         "False",
     ),
     "a step is taken before every shard wants it": (
         Ahead,
-        "take",
+        "take_if_ready",
         "self.wanted < self.step",
         "False",
     ),
@@ -80,7 +80,7 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
     ),
     "a repeatable run takes what is complete": (
         Ahead,
-        "take",
+        "take_if_ready",
         "alive[:prompts] if self.bounds.exact else",
         "",
     ),

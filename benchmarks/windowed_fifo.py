@@ -69,7 +69,7 @@ class WindowedFifo(Ahead):
             return []
         return self._begin(self._next(count))
 
-    def take(self) -> Membership | None:
+    def take_if_ready(self) -> Membership | None:
         """Takes a step's groups when the window has given enough."""
         if self.wanted < self.step:
             return None

@@ -9,7 +9,7 @@ that plugin (``gcore_check``).
     roles name each other       _follows, _learners, _judges
     rewards                     _rewards, _named_rewards, _asked_alone
     the step program calls it   _uncalled
-    who can do what             _sleeping_trainers, _images
+    who can do what             _sleeping_trainers, _images, _routing
     columns have a giver        column_checks
     interpreters have it all    interpreters
 
@@ -93,6 +93,7 @@ def problems_of(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> list[str
         *_uncalled(job),
         *_sleeping_trainers(job),
         *_images(job),
+        *_routing(job),
         *column_checks.problems_of(job, roles),
     ]
 
@@ -490,3 +491,17 @@ def _images(job: ResolvedJob) -> Iterator[str]:
                     f"{path}: its prompts have images, and {item.reference}, which {role} uses, "
                     "takes no images; take one that does."
                 )
+
+
+def _routing(job: ResolvedJob) -> Iterator[str]:
+    """A trainer that replays experts has a generator that says which computed each token."""
+    policy, rollout = (job.provided.get(f"roles.{name}") for name in (POLICY, ROLLOUT))
+    if policy is None or not traits_of(job.objects.get(f"roles.{POLICY}")).needs_routing:
+        return
+    if rollout is not None and not traits_of(job.objects.get(f"roles.{ROLLOUT}")).routing:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} does not say under these settings which "
+            f"experts computed a token, and {policy.reference}, which roles.{POLICY} uses, is to "
+            "replay them; take a generator with the trait routing, such as torch, or settings that "
+            f"have it, or set roles.{POLICY}.config not to need them."
+        )

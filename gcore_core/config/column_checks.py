@@ -1,4 +1,4 @@
-"""Checks that each column which an objective or an advantage requires is given by somebody.
+"""Checks that what an objective or an advantage requires is given by somebody.
 
 ``problems_of`` is the check; ``given_columns`` says what a role gives in a run.
 """
@@ -35,6 +35,9 @@ def problems_of(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> Iterator
     for path, item in job.provided.items():
         if item.kind in ("advantage", "objective"):
             yield from _requirements(job, path, roles)
+        if item.kind == "objective":
+            yield from _outputs(job, path)
+    yield from _advantages_of_actions(job)
 
 
 def given_columns(role: RoleProvider, config: Any) -> tuple[ColumnSpec, ...]:
@@ -85,6 +88,21 @@ def _widths(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> Iterator[str
                 )
 
 
+def _advantages_of_actions(job: ResolvedJob) -> Iterator[str]:
+    """All trainers compute an advantage that is one number for each action."""
+    if not is_of_actions(job.provided):
+        return
+    for name in job.settings.roles:
+        trainer = job.provided[f"roles.{name}"]
+        has_it = traits_of(job.objects.get(f"roles.{name}")).action_advantages
+        if trainer.kind == "trainer" and not has_it:
+            yield (
+                f"roles.{name}.use: {trainer.reference} cannot compute advantages for each action, "
+                f"as {job.provided['advantage'].reference} does; take a trainer with the trait "
+                "action_advantages, such as torch."
+            )
+
+
 def _requirements(job: ResolvedJob, path: str, roles: Mapping[str, RoleProvider]) -> Iterator[str]:
     """The columns and scalars that an objective or an advantage requires come from somewhere.
 
@@ -106,6 +124,31 @@ def _requirements(job: ResolvedJob, path: str, roles: Mapping[str, RoleProvider]
             )
         else:
             yield f"{path}: requires {name!r}, which roles.{role} gives; add that role."
+
+
+def _outputs(job: ResolvedJob, path: str) -> Iterator[str]:
+    """The trainer of an objective computes what its loss reads of the weights that are trained.
+
+    path: where the objective is chosen.
+    """
+    role = f"roles.{POLICY}" if path == "objective" else path.removesuffix(".objective")
+    trainer, traits = job.provided.get(role), traits_of(job.objects.get(role))
+    required = traits_of(job.objects.get(path)).requires
+    if trainer is None:
+        return
+    if "values" in required and not traits.value_head:
+        yield (
+            f"{role}.use: {trainer.reference} has no value head, which {path} "
+            f"({job.provided[path].reference}) trains; take a trainer with the trait value_head, "
+            "such as torch."
+        )
+    of_tokens = sorted(filter(ids_column, required))
+    if of_tokens and not traits.token_logprobs:
+        yield (
+            f"{path}: requires {of_tokens[0]!r}, log-probs of other tokens than the actions, and "
+            f"{trainer.reference}, which {role} uses, does not compute them; take a trainer with "
+            "the trait token_logprobs, such as torch, or an objective that needs none."
+        )
 
 
 def _possible_givers(

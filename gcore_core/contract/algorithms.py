@@ -94,7 +94,7 @@ class Objective(Protocol):
         values float32[S]: values under the weights that are being trained
 
     requires: names of columns, and "entropy", "values" or "logp@COLUMN", without which ``loss``
-        cannot work. A trainer that claims ``token_logprobs`` gives the last.
+        cannot work. A trainer with the trait ``token_logprobs`` gives the last.
     """
 
     requires: frozenset[str]
@@ -137,8 +137,8 @@ class MakesAdvantages(Protocol):
 class AdaptsToSteps(Protocol):
     """Lets an objective change its loss by what a step has measured.
 
-    The plugin of such an objective refuses a trainer that does not claim ``adapts_objective``, in
-    ``gcore_check``.
+    A trainer without the trait ``adapts_objective`` refuses to train it, unless ``state`` is empty
+    before the first step: then the objective stays as it is under its settings.
 
     Every rank has an objective of its own. All are shown the same numbers, so all have the same
     state. ``loss`` and ``weight`` do not change it.

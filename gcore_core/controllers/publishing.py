@@ -99,10 +99,12 @@ class Publishing:
             await self._push_until_whole(version, release_before)
         return await self._context.agree.barrier("published", self._context.stopping.is_set())
 
-    async def catch_up_all(self, version: int) -> None:
-        """Gives generators that are behind what the trainers hold now, before an update.
+    async def before_update(self, version: int) -> None:
+        """Lets pushes to generators that are behind go first, and names what is pushed from now on.
 
-        version: of the weights that the trainers hold after it.
+        They wait for the trainers, and still get the weights of before the update.
+
+        version: of the weights that the trainers hold after the update.
         """
         async with self._context.trainers_free():
             pass  # who waits for them comes first

@@ -143,16 +143,16 @@ class StepProgram(ABC):
         Raises Stopped before the update when the run is to end.
         """
         if not taken.teaches:
-            seen = await self._check({})
-            return seen | await self._skip(step, watch)
+            check_metrics = await self._check({})
+            return check_metrics | await self._skip(step, watch)
         plans = await self.training.balance(step, taken.groups)
         scalars = await self.training.prepare(step, taken.groups, plans)
         advantages = await self.training.advantages(taken.groups, scalars)
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        seen = await self._check({})
-        await self.publishing.catch_up_all(step + 1)
+        check_metrics = await self._check({})
+        await self.publishing.before_update(step + 1)
         try:
             metrics = await self.training.train(step, advantages, plans)
         except WeightMismatch:
@@ -160,14 +160,14 @@ class StepProgram(ABC):
             await self.checkpointing.settle()
             raise
         watch.lap("train")
-        return seen | metrics
+        return check_metrics | metrics
 
     async def _skip(self, step: int, watch: Stopwatch) -> dict[str, float]:
         """Ends a step without a group to train on, in place of ``train``."""
         watch.lap("prepare")
         if self.context.stopping.is_set():
             raise Stopped
-        await self.publishing.catch_up_all(step + 1)
+        await self.publishing.before_update(step + 1)
         await self.training.skip(step)
         watch.lap("train")
         return {"skipped": float(self.skipped)}
@@ -187,10 +187,12 @@ class StepProgram(ABC):
         version = step + 1
         await self.checkpointing.carry(version, taken.carried)
         await self.placement.decide(version, taken.oldest)
+        if self.pushes:
+            self.producer.check_push()
         stops = await self.publishing.publish(version, taken.oldest)
         await self.training.watching.pushed(version)
         watch.lap("push")
-        verdicts = self.producer.commit(taken)
+        verdicts = self.producer.note_published(taken)
         last = self.is_last(step, taken)
         ordinals = {
             "ordinals/first": float(taken.first_ordinal),
@@ -226,6 +228,8 @@ class StepProgram(ABC):
 
     async def _check(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Returns a step's metrics with what the step check had still to judge.
+
+        metrics: of the step so far; there are none before its update.
 
         Raises WeightMismatch, in the lead, at an alarm.
         """

@@ -69,7 +69,7 @@ Plans = dict[str, Plan]  # of each role that is trained
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PlannedUpdate:
     """Holds a plan and what the balancer predicts of it.
 
     plan: where each record trains.
@@ -104,7 +104,7 @@ class Training:
             trained[POLICY], minibatches=config.minibatches, epochs=config.epochs
         )
         self._trained: dict[str, TrainedFacts] = trained
-        self._drawn_plan: Drawn | None = None  # of the policy; only the lead has it
+        self._planned: PlannedUpdate | None = None  # of the policy; only the lead has it
         self._digests: dict[str, int] = {}
         self.watching = Watching(context)
         self._balancer_provider = context.facts.providers.get("balance", "")
@@ -126,19 +126,19 @@ class Training:
     async def balance(self, step: int, groups: list[list[Header]]) -> Plans:
         """Sends the facts of this shard's records to the lead; returns the plans for these records.
 
-        Only the lead sees the facts of all shards, and only it asks the balancer. It draws a plan
+        Only the lead sees the facts of all shards, and only it asks the balancer. It makes a plan
         for every role, which has ranks and minibatches of its own.
         """
 
         async def lead(payloads: list[bytes]) -> list[bytes]:
             by_shard = [msgspec.msgpack.decode(payload, type=list[Facts]) for payload in payloads]
-            drawn = self._draw(step, [fact for part in by_shard for fact in part])
-            self._drawn_plan = drawn[POLICY]
+            planned = self._plan(step, [fact for part in by_shard for fact in part])
+            self._planned = planned[POLICY]
             return [
                 msgspec.msgpack.encode(
                     {
                         role: [one.plan[f.ordinal, f.sample] for f in part]
-                        for role, one in drawn.items()
+                        for role, one in planned.items()
                     }
                 )
                 for part in by_shard
@@ -154,12 +154,12 @@ class Training:
         keys = [(fact.ordinal, fact.sample) for fact in facts]
         return {role: dict(zip(keys, own, strict=True)) for role, own in by_role.items()}
 
-    def _draw(self, step: int, records: list[Facts]) -> dict[str, Drawn]:
-        """Draws the plan of each role for the records of all shards."""
+    def _plan(self, step: int, records: list[Facts]) -> dict[str, PlannedUpdate]:
+        """Makes the plan of each role for the records of all shards."""
         context = self._context
         run = context.facts.run
         return {
-            role: draw_plan(
+            role: make_plan(
                 records,
                 len(trained.ranks),
                 trained.minibatches,
@@ -332,11 +332,11 @@ class Training:
 
     async def _judged(self, step: int, answers: Sequence[TrainReply]) -> dict[str, float]:
         """Judges the answers of the policy's ranks; returns the policy's metrics in the lead."""
-        seen = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
+        compared = await self.watching.judge(step, (g for reply in answers for g in reply.groups))
         if not self._context.agree.lead:
             return {}
         config = self._config
-        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | seen
+        metrics = answers[0].metrics | {"masked_share": masked_share(step, answers)} | compared
         self._digests["training"] = digest_of({name: metrics.get(name) for name in UPDATE_METRICS})
         facts = self._context.facts
         if facts.compares_logprobs:
@@ -364,18 +364,18 @@ class Training:
 
         busy_s: float64[ranks], seconds of each rank's own work (``TrainReply.busy_s``).
         """
-        drawn_plan = self._drawn_plan
+        planned = self._planned
         balancer = self._context.balancer
-        if drawn_plan is None:
+        if planned is None:
             return {}
-        metrics = {"balance_planned": drawn_plan.imbalance}
+        metrics = {"balance_planned": planned.imbalance}
         if not ((busy_s > 0) & np.isfinite(busy_s)).all():
             return metrics
         metrics["balance_achieved"] = most_over_mean(busy_s)
         # Measured time never repeats, so a run that is to repeat may not plan by it.
         if isinstance(balancer, LearnsCosts) and not self._context.facts.run.deterministic:
             code = self._context.balancer_code
-            r2 = code.call(balancer.observe, drawn_plan.loads, busy_s)
+            r2 = code.call(balancer.observe, planned.loads, busy_s)
             metrics |= {} if r2 is None else {"balance_r2": r2}
         return metrics
 
@@ -457,7 +457,7 @@ def check_row(header: Header, rows: int, seed: int, where: str) -> None:
     )
 
 
-def draw_plan(
+def make_plan(
     facts: list[Facts],
     ranks: int,
     minibatches: int,
@@ -467,7 +467,7 @@ def draw_plan(
     tiles: int | None = None,
     *,
     whole_groups: bool = False,
-) -> Drawn:
+) -> PlannedUpdate:
     """Assigns records to minibatches and ranks. Raises TrainingError without a record.
 
     The seed draws the minibatches, from whole groups, so that records of one prompt may train
@@ -520,7 +520,7 @@ def draw_plan(
         )
     columns = (column.tolist() for column in (rank_of, minibatch_of, tile_of))
     places = zip(facts, *columns, strict=True)
-    return Drawn(
+    return PlannedUpdate(
         {
             (f.ordinal, f.sample): Assignment(rank, minibatch, tile)
             for f, rank, minibatch, tile in places

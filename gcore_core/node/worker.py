@@ -19,13 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, assert_never
 
+from gcore_core.contract.algorithms import AdaptsToSteps
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.deadlines import Deadlines
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.factories import build, config_object
 from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Network, Peer
 from gcore_core.contract.questions import Sampler
+from gcore_core.contract.traits import traits_of
 from gcore_core.node import handshake
 from gcore_core.node.devices import share_of_cores
 from gcore_core.node.spawn import read_spec
@@ -309,6 +312,7 @@ class Worker:
             for part in ("objective", "advantage")
             if part in spec.factories
         }
+        _check_is_shown_steps(parts.get("objective"), spec)
         backend = build(spec.factories["backend"], self._context(settings, parts))
         self._closing.append(backend.close)
         if settings.resume:
@@ -400,6 +404,21 @@ def own_dtype(spec: WorkerSpec) -> str:
     """Returns what the backend's config has as ``dtype``; empty where it has no such field."""
     dtype = getattr(config_object(spec.factories["backend"]), "dtype", "")
     return dtype if isinstance(dtype, str) else ""
+
+
+def _check_is_shown_steps(objective: Any, spec: WorkerSpec) -> None:
+    """Raises ConfigError where an objective adapts to steps that its trainer does not show it."""
+    trainer = spec.factories["backend"]
+    if not isinstance(objective, AdaptsToSteps) or not objective.state():
+        return
+    if not traits_of(config_object(trainer)).adapts_objective:
+        raise ConfigError(
+            f"objective {spec.factories['objective'].factory} adapts its loss to what steps "
+            f"measure, and trainer {trainer.factory} shows it none and saves no state of it.",
+            where=f"roles.{spec.role}.use",
+            todo="take a trainer with the trait adapts_objective, or settings of the objective "
+            "under which it stays as it is",
+        )
 
 
 async def _main(

@@ -52,6 +52,8 @@ from gcore_core.runtime.worker_settings import (
 
 #: Sections of the job that choose the algorithms that a controller calls.
 ALGORITHMS = ("advantage", "filter", "sampling", "balance")
+#: What else a controller names in its errors.
+_NAMED = ("controller", "objective", "sentinel", f"roles.{POLICY}", f"roles.{ROLLOUT}")
 #: Kind of worker -> how often one is started again: when it was killed, or asks for it by its exit
 #: code (``RESTART_EXIT_CODE``). A kind that is not here is never started again.
 RESTARTS = {"scorer": 1000, "generator": 100, "annotator": 100}
@@ -349,7 +351,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         rewards=settings.rewards,
         providers={
             name: job.plan.provided[name].reference
-            for name in (*ALGORITHMS, "sentinel", f"roles.{POLICY}")
+            for name in (*ALGORITHMS, *_NAMED)
             if name in job.plan.provided
         },
         of_groups=[name for name in settings.rewards if _is_of_groups(job, name)],
@@ -362,6 +364,7 @@ def _facts(job: Job, shard: int) -> JobFacts:
         output=str(job.directory / "weights"),
         trace=str(job.directory / TRACE),
         takes_stale=traits_of(job.plan.objects.get("objective")).takes_stale,
+        midway_weights=traits_of(job.plan.objects.get(f"roles.{ROLLOUT}")).midway_weights,
         judges={role: job.workers(role) for role in judges if role and role != ROLLOUT},
         annotators={role: job.workers(role) for role in _annotator_roles(job)},
         placement=job.placed.facts(traits_of(controller).groups_per_step, str(job.directory)),

@@ -80,7 +80,7 @@ class AgreementService:
         value: Any,
         act: Act = _as_they_came,
     ) -> Any:
-        scope, _, _ = request.key.rpartition(":")  # "window" of "window:3/look", "" of none
+        scope, _, _ = request.key.rpartition(":")  # "producer" of "producer:3/look", "" of none
         gathering = self._gatherings[scope]
         # A lead collects and deals under one key: they are told apart by the kind of request.
         key = (type(request).__name__, request.key)

@@ -193,6 +193,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: directory for the final weights, in the run's own.
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
+    midway_weights: the rollout's generator goes on with samples through a push.
     judges: generator role that rewards ask -> peer names of its replicas.
     annotators: role that gives columns and is not trained -> peer names of its workers.
     placement: where devices move between generators.
@@ -222,6 +223,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     output: str = ""
     trace: str = ""
     takes_stale: bool = False
+    midway_weights: bool = False
     judges: dict[str, list[str]] = {}
     annotators: dict[str, list[str]] = {}
     placement: PlacementFacts | None = None

@@ -137,7 +137,7 @@ class DrawnRecords:
     def _is_finished(self, key: Key, step: int) -> bool:
         return key in self._finished and self._finished[key][0] >= step
 
-    async def take(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
+    async def keep_finished(self, finished: list[Finished], stamp: int = UNSEALED) -> None:
         """Stores the records among these that run here, and tells those who wait for them.
 
         stamp: of the weights that the backend holds.

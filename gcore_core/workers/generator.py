@@ -251,7 +251,7 @@ class GeneratorShell:
     async def take(self, finished: list[Finished]) -> None:
         if records := self._asking.take(finished):
             self._ends.add(records)
-            await self._records.take(records, self._weights.stamp)
+            await self._records.keep_finished(records, self._weights.stamp)
 
     def fail(self) -> None:
         self._records.fail()

@@ -34,7 +34,7 @@ _BUSY = b"1"
 _IDLE = b"0"
 
 
-class Key(NamedTuple):
+class RewardWork(NamedTuple):
     """Names one reward's work on one record.
 
     version: of the weights that sampled the record's last action. An evaluation asks again for the
@@ -54,7 +54,7 @@ class _Running(msgspec.Struct):
     timeout_s: seconds that it may take.
     """
 
-    keys: list[Key]
+    keys: list[RewardWork]
     timeout_s: float
 
 
@@ -68,7 +68,7 @@ class _RunningCalls(msgspec.Struct):
 
     running: list[_Running] = []
     number: int = 0
-    over: list[Key] = []
+    over: list[RewardWork] = []
 
     @property
     def limit_s(self) -> float:
@@ -117,18 +117,18 @@ class Overruns:
                 ", ".join(f"{reward}.timeout_s" for reward in rewards),
             )
 
-    def is_over(self, key: Key) -> bool:
+    def is_over(self, key: RewardWork) -> bool:
         """Returns whether this work has used up its time."""
         return key in self._over
 
-    def add_over(self, keys: Sequence[Key]) -> None:
+    def add_over(self, keys: Sequence[RewardWork]) -> None:
         """Notes work that has used up its time."""
         self._note.over = [*self._note.over, *keys][-_KEPT:]
         self._over = set(self._note.over)
         self._write()
 
     @contextlib.contextmanager
-    def watch(self, keys: Collection[Key], timeout_s: float) -> Iterator[None]:
+    def watch(self, keys: Collection[RewardWork], timeout_s: float) -> Iterator[None]:
         """Notes that this work runs in the block, for the agent, which bounds the block."""
         call = _Running(list(keys), timeout_s)
         self._note.running.append(call)
@@ -249,6 +249,6 @@ def _note_of_running(path: Path) -> _RunningCalls | None:
         return None
 
 
-def _shown(keys: Sequence[Key]) -> str:
+def _shown(keys: Sequence[RewardWork]) -> str:
     names = [f"{key.ordinal}/{key.sample}" for key in keys[:3]]
     return ", ".join(names) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

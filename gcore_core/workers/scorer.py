@@ -53,7 +53,7 @@ from gcore_core.workers.checked_rewards import (
     check_known,
     read_known,
 )
-from gcore_core.workers.overruns import Key, Overruns
+from gcore_core.workers.overruns import Overruns, RewardWork
 from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.row_digest import open_row, own_row
 
@@ -223,7 +223,9 @@ class ScorerShell:
         await self._check_known(reward)
         scores = [_SKIPPED] * len(records)
         keys = [
-            Key(reward.name, request.purpose, header.ordinal, header.sample, header.versions[1])
+            RewardWork(
+                reward.name, request.purpose, header.ordinal, header.sample, header.versions[1]
+            )
             for header in request.headers
         ]
         matching = [
@@ -245,7 +247,7 @@ class ScorerShell:
         return scores
 
     async def _score_waiting(
-        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[RewardWork]
     ) -> Any:
         """Calls a scorer that is a coroutine.
 
@@ -265,7 +267,7 @@ class ScorerShell:
                 self._limits.check("")
 
     async def _score_locked(
-        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[RewardWork]
     ) -> Any:
         """Calls a scorer that is a plain function, one call after the other.
 
@@ -280,7 +282,7 @@ class ScorerShell:
                     return await asyncio.shield(work)
 
     async def _score_isolated(
-        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[RewardWork]
     ) -> list[Score]:
         """Returns one reward's score of each record.
 
@@ -330,7 +332,7 @@ class ScorerShell:
         self,
         reward: NamedScorer,
         records: list[ScoredRecord],
-        keys: list[Key],
+        keys: list[RewardWork],
         scores: list[Score],
     ) -> None:
         """Asks for one score alone in every ``alone_every``-th call in which scores differ.
@@ -361,7 +363,7 @@ class ScorerShell:
             self._known[reward.name] = read_known(reward.known, reward.name)
 
         async def ask(some: list[ScoredRecord]) -> list[Score] | None:
-            keys = [Key(reward.name, "known", r.ordinal, r.sample, 0) for r in some]
+            keys = [RewardWork(reward.name, "known", r.ordinal, r.sample, 0) for r in some]
             answers = await self._ask_again(reward, some, keys)
             if reward.sampler is not None:
                 for record in some:  # what was measured is of no record of a step
@@ -371,7 +373,7 @@ class ScorerShell:
         await check_known(reward.name, reward.known, self._known[reward.name], ask)
 
     async def _ask_again(
-        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[Key]
+        self, reward: NamedScorer, records: list[ScoredRecord], keys: list[RewardWork]
     ) -> list[Score] | None:
         """Returns a reward's scores of records that no step waits for; None where it gives none."""
         try:

@@ -175,7 +175,7 @@ class Thin:
             file.write("".join(json.dumps(row) + "\\n" for row in rows))
         trained = await self.training.train(step, advantages, plan)
         await self.publishing.publish(step + 1, taken.oldest)
-        verdicts = self.producer.commit(taken)
+        verdicts = self.producer.note_published(taken)
         summary = self.reporting.summary(taken.groups, taken.counts, verdicts, None)
         await self.reporting.end(step + 1, summary, trained, self.producer.state()["ledger"])
 '''

@@ -77,7 +77,7 @@ class Ahead(Schedule):
         self.front = new.stop
         return [*again, *new]
 
-    def take(self) -> Membership | None:
+    def take_if_ready(self) -> Membership | None:
         """Takes the groups of ``step`` if all shards want them and they are there.
 
         First come the groups that must go now, so that those behind them are in time; then the
@@ -165,7 +165,7 @@ class Ahead(Schedule):
         bounds = [self.bounds.prompts, self.bounds.ahead, self.bounds.age]
         is_same = window.get("bounds") == bounds
         taken_over = sorted(begun.keys() & carried) if is_same else []
-        self._counted = set(taken_over)
+        self._carried_in = set(taken_over)
         self._begun = {ordinal: begun[ordinal] for ordinal in taken_over}
         self._again = sorted(begun.keys() - self._begun.keys())
         self._restore_learned(window)

@@ -115,9 +115,9 @@ class Wave:
                 newer.add(replica.name)
                 if not self._holding(newer):
                     raise
-                waiting.append(self._ledger.lost(leases))
+                waiting.append(self._ledger.take_back(leases))
             except (WorkerDied, DeadlineExceeded, WeightsBehind) as error:
-                unfinished = self._ledger.lost(leases)
+                unfinished = self._ledger.take_back(leases)
                 # An empty part is sent again, too: other shards' parts of the round wait for it.
                 if unfinished or not leases:
                     waiting.append(unfinished)

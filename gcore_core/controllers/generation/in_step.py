@@ -79,7 +79,7 @@ class InStep(Schedule):
         self.front += count
         return self._begin(range(begin, self.front))
 
-    def take(self) -> Membership | None:
+    def take_if_ready(self) -> Membership | None:
         """Takes the step's groups if all that was issued is complete, and is enough or the limit.
 
         The step ends behind the last group that it needs.
@@ -100,7 +100,7 @@ class InStep(Schedule):
         if self.carries:
             self._leftover = Leftover(len(surplus), len(carried), teach_later)
         membership = self._end_step(trained, list(range(self.base, end)), surplus, carried)
-        self._counted = set(carried)
+        self._carried_in = set(carried)
         self.base = self.front = end
         self.version = self.step
         return membership
@@ -108,7 +108,7 @@ class InStep(Schedule):
     def _is_carried(self, ordinal: int) -> bool:
         """Whether a surplus group keeps its records; one that was carried before does not."""
         one = self._told[ordinal]
-        return self.carries and one.whole and not one.unusable and ordinal not in self._counted
+        return self.carries and one.whole and not one.unusable and ordinal not in self._carried_in
 
     @property
     def consumed(self) -> int:
@@ -118,7 +118,7 @@ class InStep(Schedule):
     @property
     def oldest(self) -> int:
         """The version of the step before, where records of it are carried; else ``step``."""
-        return self.step - 1 if self._counted else self.step
+        return self.step - 1 if self._carried_in else self.step
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run goes on with, as plain values."""
@@ -148,5 +148,5 @@ class InStep(Schedule):
         # A program that runs ahead carries groups of later steps, too, whose records would be freed
         # before they are taken.
         surplus = range(self.base, self.base + self._leftover.surplus)
-        self._counted = set(carried).intersection(surplus)
-        return sorted(self._counted)
+        self._carried_in = set(carried).intersection(surplus)
+        return sorted(self._carried_in)

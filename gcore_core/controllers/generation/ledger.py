@@ -76,7 +76,8 @@ class Ledger:
 
     A group is *open* from its lease to its verdict, then *settled* until a step takes it or gives
     it back. One that was given back may be *carried*: it keeps its records, and a later step that
-    leases it draws nothing. The next step may lease before this one is committed.
+    leases it draws nothing. The next step may lease before the verdicts of this one are
+    popped.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Ledger:
         self._ended: dict[int, None] = {}
         self._settled: dict[int, _Group] = {}
         self._carried: dict[int, _Group] = {}
-        # The verdicts of steps that are closed and not committed, the oldest step first.
+        # The verdicts of steps that are closed and not popped, the oldest step first.
         self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
     def lease(self, ordinals: Iterable[int]) -> list[Lease]:
@@ -175,7 +176,7 @@ class Ledger:
         """Whether every record of every open group is there."""
         return all(len(group.records) == self._samples for group in self._open.values())
 
-    def lost(self, leases: list[Lease]) -> list[Lease]:
+    def take_back(self, leases: list[Lease]) -> list[Lease]:
         """Returns what a replica has not finished of ``leases``, to be asked again.
 
         It was lost, or had not the weights to draw with. What is asked again is the same record
@@ -273,7 +274,7 @@ class Ledger:
         self._settled[ordinal] = group
 
     def close(self, ordinals: Collection[int]) -> None:
-        """Ends a step that takes these ordinals: their verdicts wait for ``commit``.
+        """Ends a step that takes these ordinals: their verdicts wait for ``pop_verdicts``.
 
         Ordinals of other shards are ignored. Raises ContractError while one has no verdict.
         """
@@ -324,8 +325,8 @@ class Ledger:
                 group.records[header.sample] = header
                 group.scored.add(header.sample)
 
-    def commit(self) -> dict[int, tuple[str, str]]:
-        """Takes out the oldest closed step, since it has been trained on.
+    def pop_verdicts(self) -> dict[int, tuple[str, str]]:
+        """Takes out the verdicts of the oldest closed step, since it has been trained on.
 
         Returns ordinal -> (verdict, reason).
         """

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gcore_core.contract.errors import ContractError
+from gcore_core.contract.errors import ConfigError, ContractError
+from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.records import FAILED, QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import RecordTrace
 from gcore_core.controllers.algorithm_answers import waves_of
@@ -34,6 +35,7 @@ from gcore_core.controllers.generation.verdicts import (
 from gcore_core.controllers.placement.shard import PlacementShard
 from gcore_core.runtime.messages import TRAIN
 from gcore_core.runtime.step_digests import generation_digest, rewarding_digest, sum_of
+from gcore_core.runtime.worker_settings import JobFacts
 
 # How often shards look together: while a step waits, every ``tick_s`` seconds of the schedule, and
 # when it has waited long only after ``TICK_SHARE`` of that, since a look costs as much as 30
@@ -93,20 +95,20 @@ class StepBatch:
 class Producer:
     """Produces this shard's part of the groups that steps train on.
 
-    For each step, in order: ``take`` its groups, train on them, ``commit``. All shards call the
-    same in the same order. The producer's agreements are in a scope of their own, so they need no
-    order with the agreements of training.
+    For each step, in order: ``take`` its groups, train on them, push, ``note_published``. All
+    shards call the same in the same order. The producer's agreements are in a scope of their own,
+    so they need no order with the agreements of training.
 
     Which groups are begun when, and which a step takes, is for the schedule to decide. Every shard
     has the same: all shards *look* together, again and again, and tell each other which groups have
     ended. What follows from that each computes for itself.
 
     Under a schedule that *runs on*, production begins with the first ``take`` and goes on
-    whatever the program does. ``commit`` says that newer weights are published, under which the
-    next groups are begun. Where no sample may run through a push, ``drain`` is called before it.
-    ``seal`` gives what a checkpoint needs, and ``stop`` ends production. Where a placement policy
-    moves devices, a rollout begins with a push and ends when nothing is in flight any more;
-    ``drain`` must then be called before each push.
+    whatever the program does. ``note_published`` says that newer weights are published, under
+    which the next groups are begun. Where no sample may run through a push, ``drain`` is called
+    before it. ``seal`` gives what a checkpoint needs, and ``stop`` ends production. Where a
+    placement policy moves devices, a rollout begins with a push and ends when nothing is in flight
+    any more; ``drain`` must then be called before each push.
 
     schedule: None: ``InStep``.
     """
@@ -122,8 +124,9 @@ class Producer:
         self._context = context
         self._config = config
         self._placement = placement
-        self._agree = context.agree.scope("window")
+        self._agree = context.agree.scope("producer")
         self._schedule = InStep.of(config, facts) if schedule is None else schedule
+        _check_ages(self._schedule, facts)
         self._ledger = Ledger(
             shard=facts.shard,
             shards=facts.shards,
@@ -146,7 +149,7 @@ class Producer:
         self._wake = asyncio.Event()
         self._has_taken = asyncio.Event()
         self._is_quiet = asyncio.Event()
-        self._push_waits = False  # from ``drain`` to ``commit``
+        self._push_waits = False  # from ``drain`` to ``note_published``
         self._taken: StepBatch | None = None
         self._task: asyncio.Task[None] | None = None
         self._waits_since_s = 0.0
@@ -176,10 +179,10 @@ class Producer:
             raise ContractError("steps must be taken in order", where=f"taking step {step}")
         return taken
 
-    def commit(self, taken: StepBatch) -> dict[int, tuple[str, str]]:
-        """Says that a step has been trained on and its weights are published.
+    def note_published(self, taken: StepBatch) -> dict[int, tuple[str, str]]:
+        """Says that the weights of a step that was taken are published, and so the step is over.
 
-        Steps are committed in order. Returns ordinal -> (verdict, reason), for each of this shard's
+        Steps come in order. Returns ordinal -> (verdict, reason), for each of this shard's
         groups that the step consumed.
         """
         self._state = taken.state
@@ -188,10 +191,10 @@ class Producer:
         if self._schedule.runs_on:
             self._begin_rollout()
             self._wake.set()
-        return self._ledger.commit()
+        return self._ledger.pop_verdicts()
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed run goes on with, as of the step that was committed last."""
+        """Returns what a resumed run goes on with, as of the weights published last."""
         return self._state
 
     def _present_state(self) -> dict[str, Any]:
@@ -205,7 +208,7 @@ class Producer:
         self._begin_rollout()
         async with self._context.trainers_free():
             try:
-                while (membership := self._schedule.take()) is None:
+                while (membership := self._schedule.take_if_ready()) is None:
                     self._begin_groups()
                     await self._pause()
                     await self._look()
@@ -441,10 +444,10 @@ class Producer:
     # -- only where production runs on (``Schedule.runs_on``) --------------------------------------
 
     async def drain(self) -> None:
-        """Returns when no sample of any shard is in flight and none is begun before a ``commit``.
+        """Returns when no sample of any shard is in flight.
 
-        Every sample is scored then. Where devices move, this shard also asks no replica and no
-        scorer any more.
+        None is begun before ``note_published``, and every sample is scored. Where devices move,
+        this shard also asks no replica and no scorer any more.
 
         Raises what failed in producing.
         """
@@ -453,6 +456,20 @@ class Producer:
         await self._until(self._is_quiet)
         if self._placement.moves:
             await self._end_draws()
+
+    def check_push(self) -> None:
+        """Raises ContractError where a push would cut samples that cannot go on through it."""
+        facts = self._context.facts
+        if not self._schedule.runs_on or self._push_waits or facts.midway_weights:
+            return
+        raise ContractError(
+            f"controller {facts.providers.get('controller', '')} pushes while samples run, and "
+            f"{facts.providers.get(f'roles.{ROLLOUT}', 'the generator')} is not known to go on "
+            "with them.",
+            where="push",
+            todo="take a generator with the trait midway_weights, such as torch; or the program "
+            "calls Producer.drain before each push",
+        )
 
     def seal(self, taken: StepBatch) -> StepBatch:
         """Returns ``taken`` with what a checkpoint behind its step holds, as of now.
@@ -507,7 +524,7 @@ class Producer:
         """
         while True:
             await self._look()
-            if self._taken is None and (membership := self._schedule.take()) is not None:
+            if self._taken is None and (membership := self._schedule.take_if_ready()) is not None:
                 self._taken = self._close_step(membership)
                 self._has_taken.set()
             self._begin_groups()
@@ -573,6 +590,18 @@ class Producer:
                 "age/largest": float(step - min(one.first for one in trained)),
                 "age/spanning_share": float(np.mean([one.spanning for one in trained])),
             }
+
+
+def _check_ages(schedule: Schedule, facts: JobFacts) -> None:
+    """Raises ConfigError where steps train on older records and no loss corrects for that."""
+    objective = facts.providers.get("objective")
+    if objective and schedule.bounds.age and not facts.takes_stale:
+        raise ConfigError(
+            f"{objective} does not correct for actions that older weights sampled, and controller "
+            f"{facts.providers['controller']} trains on such actions.",
+            where="objective",
+            todo="choose an objective, or settings of it, with the trait takes_stale",
+        )
 
 
 def _told(one: Verdict) -> GroupReport:

@@ -141,7 +141,9 @@ class Schedule(ABC):
     # Ordinal -> version that began it.
     _begun: dict[int, int] = field(default_factory=dict)
     _told: dict[int, GroupReport] = field(default_factory=dict)
-    _counted: set[int] = field(default_factory=set)  # complete in an earlier step or run
+    _carried_in: set[int] = field(
+        default_factory=set
+    )  # groups that came complete: of an earlier step or run
     _drops: bool = False  # whether any group of the run has ever taught nothing
 
     def __post_init__(self) -> None:
@@ -172,7 +174,7 @@ class Schedule(ABC):
         """Decides which ordinals to begin now, and counts them as begun."""
 
     @abstractmethod
-    def take(self) -> Membership | None:
+    def take_if_ready(self) -> Membership | None:
         """Takes the groups of ``step`` if they are there."""
 
     def _begin(self, ordinals: Iterable[int]) -> list[int]:
@@ -219,12 +221,12 @@ class Schedule(ABC):
         self.belief = self.belief.after(kept.tolist(), finished.tolist())
 
     def _kept_flags(self) -> dict[int, list[bool]]:
-        """Returns shard -> whether each of its ``ended`` groups teaches, without those that have
-        counted before.
+        """Returns shard -> whether each of its ``ended`` groups teaches, without those that were
+        carried in: they have counted before.
         """
         flags = defaultdict[int, list[bool]](list)
         for one in self.ended:
-            if one.ordinal not in self._counted:
+            if one.ordinal not in self._carried_in:
                 flags[one.ordinal % self.bounds.shards].append(one.teaches)
         return flags
 

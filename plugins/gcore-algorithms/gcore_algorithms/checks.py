@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gcore_algorithms.config import GaeConfig, GdpoConfig, ObjectiveConfig, RecordAdvantageConfig
+from gcore_algorithms.config import GdpoConfig, ObjectiveConfig, RecordAdvantageConfig
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
@@ -13,25 +13,10 @@ from gcore_core.contract.traits import traits_of
 def problems_of(job: ResolvedJob) -> Iterator[str]:
     """Yields one sentence for each problem of a resolved job, its path first."""
     advantage, objective = job.objects.get("advantage"), job.objects.get("objective")
-    if isinstance(advantage, GaeConfig):
-        yield from _advantages_of_actions(job)
-    elif isinstance(advantage, RecordAdvantageConfig | GdpoConfig) and advantage.compares_samples:
+    if isinstance(advantage, RecordAdvantageConfig | GdpoConfig) and advantage.compares_samples:
         yield from _samples_differ(job)
     if isinstance(objective, ObjectiveConfig) and objective.adapts:
         yield from _steps_are_shown(job)
-
-
-def _advantages_of_actions(job: ResolvedJob) -> Iterator[str]:
-    """All trainers compute an advantage for each action."""
-    for name in job.settings.roles:
-        item = job.provided[f"roles.{name}"]
-        has_it = traits_of(job.objects[f"roles.{name}"]).action_advantages
-        if item.kind == "trainer" and not has_it:
-            yield (
-                f"roles.{name}.use: {item.reference} cannot compute advantages for each action, as "
-                f"{job.provided['advantage'].reference} does; take a trainer with the trait "
-                "action_advantages, such as torch."
-            )
 
 
 def _samples_differ(job: ResolvedJob) -> Iterator[str]:

@@ -80,6 +80,6 @@ def test_a_reward_model_has_a_trainer_with_a_value_head(tmp_path: Path) -> None:
     reader = "roles.rollout.use=offline/texts"
     assert problems(tmp_path, READ, *pairs, reader) == [
         "roles.policy.use: plain has no value head, which objective (offline/bradley-terry) "
-        "trains; take a trainer with the trait value_head, such as torch. [plugin offline]"
+        "trains; take a trainer with the trait value_head, such as torch."
     ]
     assert problems(tmp_path, READ, *pairs, reader, "roles.policy.use=torch") == []

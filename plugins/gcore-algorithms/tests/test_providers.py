@@ -44,6 +44,7 @@ def test_every_hook_it_implements_is_specified():
     manager.check_pending()
     assert {hook.name for hook in manager.get_hookcallers(gcore_algorithms)} == {
         "gcore_advantages",
+        "gcore_check",
         "gcore_objectives",
         "gcore_rewards",
     }

@@ -8,12 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gcore_language.lora_settings import is_of
-from gcore_language.routing_check import problems as routing_problems
 
 from gcore_core import hookimpl
-from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.looking import Look
-from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import TrainerProvider, VenvProvider
 from gcore_megatron import arguments, split_checks
 from gcore_megatron.config import MegatronTrainerConfig
@@ -36,16 +33,12 @@ def gcore_trainers() -> Iterable[TrainerProvider]:
 
 
 @hookimpl
-def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
-    """Yields the problems with names under ``engine:``, and with experts that slots share or that
-    are to be replayed.
-    """
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
+    """Yields the problems with names under ``engine:``, and with experts that slots share."""
     for name, role in plan["roles"].items():
         if is_of(role, "megatron"):
             yield from arguments.problems(role.get("engine") or {}, name)
             yield from split_checks.problems(plan, name)
-            if name == POLICY and role["config"].get("router_replay") == "always":
-                yield from routing_problems(job)
 
 
 @hookimpl

@@ -299,7 +299,7 @@ class Outcome:
     stale: for each step, the ordinals that older weights had sampled.
     logits: the ranks' weights at the end.
     ledger: the ledger's state in the latest report.
-    verdicts: (number of its shard's commit, ordinal) -> all verdicts that the ordinal got.
+    verdicts: (number of its shard's step, ordinal) -> all verdicts that the ordinal got.
     virtual_s: how long the run took, in virtual time.
 
     The others are there for any step program:
@@ -562,19 +562,19 @@ async def _serve_supervisor(
 
 
 def _witness(controller: StepProgram, outcome: Outcome) -> None:
-    """Records the verdicts that every step commits, in ``outcome.verdicts``."""
+    """Records the verdicts that every step hands out, in ``outcome.verdicts``."""
     ledger = controller.producer._ledger
     steps = itertools.count()
-    commit = ledger.commit
+    pop = ledger.pop_verdicts
 
     def witnessed() -> dict[int, tuple[str, str]]:
-        verdicts = commit()
+        verdicts = pop()
         step = next(steps)
         for ordinal, (verdict, _) in verdicts.items():
             outcome.verdicts.setdefault((step, ordinal), []).append(verdict)
         return verdicts
 
-    ledger.commit = witnessed  # type: ignore[method-assign]
+    ledger.pop_verdicts = witnessed  # type: ignore[method-assign]
 
 
 def _datasets() -> dict[str, Any]:
@@ -738,6 +738,7 @@ async def _context(network: InlineNetwork, job: SimulatedJob, shard: int) -> Con
             {TEACHER: [f"{TEACHER}.{i}" for i in range(job.annotators)]} if job.annotators else {}
         ),
         takes_stale=job.takes_stale,
+        midway_weights=True,
         placement=_placement(job),
         asleep_in_training=["rollout", "judge"] if job.rests else [],
         start_step=resumed.step if resumed else 0,

@@ -8,11 +8,9 @@ from typing import Any
 from gcore_language.context.settings import problems as context_problems
 from gcore_language.engine_arguments import without_engine
 from gcore_language.lora_settings import is_of, problems
-from gcore_language.routing_check import problems as routing_problems
 
 from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
-from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.looking import Look
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import GeneratorProvider, RewardProvider, TrainerProvider
@@ -65,8 +63,6 @@ def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
             yield from sharding_problems(plan, name)
             yield from offload_problems(plan, name)
             yield from value_head_problems(job, name)
-            if name == POLICY and role["config"].get("router_replay") == "always":
-                yield from routing_problems(job)
 
 
 @hookimpl

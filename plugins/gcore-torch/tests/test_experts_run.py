@@ -110,7 +110,7 @@ def test_a_rollout_that_says_nothing_of_experts_is_refused_where_they_are_replay
         "roles.rollout.use: torch does not say under these settings which experts computed a "
         "token, and torch, which roles.policy uses, is to replay them; take a generator with the "
         "trait routing, such as torch, or settings that have it, or set roles.policy.config not to "
-        "need them. [plugin torch]"
+        "need them."
     )
 
 

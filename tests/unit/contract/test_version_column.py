@@ -85,7 +85,7 @@ async def test_a_column_that_cannot_be_right_is_named(wrong: np.ndarray, problem
     columns = {"action_ids": column(1, 2), VERSION: wrong}
     record = Finished(request=request, status=FINISHED, versions=(4, 5), columns=columns)
     with pytest.raises(ContractError) as caught:
-        await records.take([record])
+        await records.keep_finished([record])
     assert problem in str(caught.value)
     assert "7/1" in str(caught.value)
 

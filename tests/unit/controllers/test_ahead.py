@@ -56,7 +56,7 @@ class Play:
                 told.append(GroupReport(ordinal, keeps, False, first, first, 0.0))
             push_waits = drains and is_trained
             schedule.look(schedule.version, wanted, told, push_waits)
-            membership = schedule.take()
+            membership = schedule.take_if_ready()
             for ordinal in schedule.issue():
                 assert ordinal not in begun, "an ordinal is begun twice"
                 left[ordinal] = chance.choice((0, 1, 2)) + 25 * (chance.random() < self.heavy)
@@ -126,7 +126,7 @@ def test_what_is_drawn_ahead_is_bounded() -> None:
     assert schedule.issue() == list(range(12)), "three steps of four groups"
     assert schedule.issue() == []
     schedule.look(0, 0, [GroupReport(o, True, False, 0, 0, 0.0) for o in (5, 1, 2, 9, 3)])
-    membership = schedule.take()
+    membership = schedule.take_if_ready()
     assert membership is not None
     assert membership.consumed == [1, 2, 3, 5], "the lowest that are complete"
     assert schedule.issue() == [], "no newer weights are there"
@@ -141,7 +141,7 @@ def test_while_a_push_waits_nothing_is_begun_unless_the_run_is_to_repeat(exact: 
     schedule.look(0, 0, [])
     assert schedule.issue() == list(range(8))
     schedule.look(0, 0, [GroupReport(o, True, False, 0, 0, 0.0) for o in range(4)])
-    assert schedule.take() is not None
+    assert schedule.take_if_ready() is not None
     schedule.look(
         0, 0, [GroupReport(o, o != 6, False, 0, 0, 0.0) for o in range(4, 8)], push_waits=True
     )
@@ -166,7 +166,7 @@ def test_a_step_goes_on_with_what_teaches_when_its_limit_is_begun() -> None:
     while begun := schedule.issue():
         told = [GroupReport(o, o % 4 == 0, False, 0, 0, 0.0) for o in begun]
         schedule.look(0, 0, told)
-    membership = schedule.take()
+    membership = schedule.take_if_ready()
     assert membership is not None
     assert schedule.front == 8
     assert [one.ordinal for one in membership.trained] == [0, 4]

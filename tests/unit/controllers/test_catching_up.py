@@ -159,7 +159,7 @@ async def test_nothing_is_pushed_for_who_went_away_before_the_trainers_were_free
     await turns()
     asked.cancel()
     await turns()
-    await publishing.catch_up_all(4)
+    await publishing.before_update(4)
     assert not workers.begun
     assert context.trainers_turn.locked()
 

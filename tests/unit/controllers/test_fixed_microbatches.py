@@ -5,7 +5,7 @@ import pytest
 
 from gcore_core.builtin.balancer import InOrder
 from gcore_core.contract.records import Facts
-from gcore_core.controllers.training import Drawn, cut_into_tiles, deal_tiles, draw_plan
+from gcore_core.controllers.training import PlannedUpdate, cut_into_tiles, deal_tiles, make_plan
 
 #: 12 groups of 3 records, whose lengths differ.
 FACTS = [
@@ -15,13 +15,13 @@ FACTS = [
 ]
 
 
-def drawn(ranks: int, tiles: int | None = 3) -> Drawn:
-    return draw_plan(FACTS, ranks, 2, 7, InOrder(), tiles=tiles)
+def planned(ranks: int, tiles: int | None = 3) -> PlannedUpdate:
+    return make_plan(FACTS, ranks, 2, 7, InOrder(), tiles=tiles)
 
 
 def test_tiles_do_not_depend_on_the_number_of_ranks() -> None:
     tiles_of = [
-        {key: (place.minibatch, place.tile) for key, place in drawn(ranks).plan.items()}
+        {key: (place.minibatch, place.tile) for key, place in planned(ranks).plan.items()}
         for ranks in (1, 2, 4, 7)
     ]
     assert tiles_of[0] == tiles_of[1] == tiles_of[2] == tiles_of[3]
@@ -31,7 +31,7 @@ def test_tiles_do_not_depend_on_the_number_of_ranks() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_a_tile_is_on_one_rank_as_a_whole(ranks: int) -> None:
     ranks_of: dict[tuple[int, int], set[int]] = {}
-    for place in drawn(ranks).plan.values():
+    for place in planned(ranks).plan.values():
         ranks_of.setdefault((place.minibatch, place.tile), set()).add(place.rank)
     assert all(len(found) == 1 for found in ranks_of.values())
     used = {rank for found in ranks_of.values() for rank in found}
@@ -39,7 +39,7 @@ def test_a_tile_is_on_one_rank_as_a_whole(ranks: int) -> None:
 
 
 def test_a_group_is_never_split_over_tiles() -> None:
-    plan = drawn(2).plan
+    plan = planned(2).plan
     for ordinal in range(12):
         assert len({plan[ordinal, sample].tile for sample in range(3)}) == 1
 
@@ -55,6 +55,6 @@ def test_the_costliest_tile_is_dealt_first() -> None:
 
 
 def test_other_runs_deal_records_and_have_no_tiles() -> None:
-    places = drawn(2, tiles=None).plan.values()
+    places = planned(2, tiles=None).plan.values()
     assert {place.tile for place in places} == {0}
     assert {place.rank for place in places} == {0, 1}

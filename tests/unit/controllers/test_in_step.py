@@ -28,7 +28,7 @@ def end(schedule: InStep, ordinals: Iterable[int], **told: bool) -> None:
 
 def play(schedule: InStep) -> Membership:
     """A step whose groups become complete from the last to the first."""
-    while (membership := schedule.take()) is None:
+    while (membership := schedule.take_if_ready()) is None:
         end(schedule, reversed(schedule.issue()))
     return membership
 
@@ -49,9 +49,9 @@ def test_a_step_is_not_over_while_a_group_that_was_issued_is_drawn() -> None:
     schedule = in_step()
     ordinals = schedule.issue()
     schedule.look(0, 0, [GroupReport(o, True, False, 0, 0.0, 0.0) for o in ordinals[1:]])
-    assert schedule.take() is None and schedule.issue() == []
+    assert schedule.take_if_ready() is None and schedule.issue() == []
     schedule.look(0, 0, [GroupReport(0, True, False, 0, 0.0, 0.0)])
-    assert schedule.take() is not None
+    assert schedule.take_if_ready() is not None
 
 
 def test_a_run_that_is_to_repeat_issues_only_what_is_surely_needed() -> None:

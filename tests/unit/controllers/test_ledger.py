@@ -33,10 +33,10 @@ def make(shard: int = 0, shards: int = 1, samples: int = 2) -> Ledger:
     return Ledger(shard=shard, shards=shards, rows=ROWS, seed=SEED, samples=samples)
 
 
-def committed(ledger: Ledger, end: int) -> dict[int, tuple[str, str]]:
+def popped(ledger: Ledger, end: int) -> dict[int, tuple[str, str]]:
     """The verdicts of a step that ends before the ordinal ``end``."""
     ledger.close(range(end))
-    return ledger.commit()
+    return ledger.pop_verdicts()
 
 
 def record(ordinal: int, sample: int, **changes: object) -> Header:
@@ -106,7 +106,7 @@ def test_a_late_record_of_a_settled_group_is_refused() -> None:
     ledger.settle(0, QUARANTINED, "lost")
     assert not ledger.finished(record(0, 0))
     ledger.scored(score(0, 0, "exact"), {"exact"})  # and its late score is ignored
-    assert committed(ledger, 1) == {0: (QUARANTINED, "lost")}
+    assert popped(ledger, 1) == {0: (QUARANTINED, "lost")}
 
 
 def test_an_ordinal_gets_one_verdict() -> None:
@@ -118,8 +118,8 @@ def test_an_ordinal_gets_one_verdict() -> None:
     with pytest.raises(ContractError, match="ordinal 7"):
         ledger.settle(7, TRAINED)
     ledger.settle(1, FILTERED, "equal_rewards")
-    assert committed(ledger, 2) == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
-    assert committed(ledger, 2) == {}  # they were handed out
+    assert popped(ledger, 2) == {0: (TRAINED, ""), 1: (FILTERED, "equal_rewards")}
+    assert popped(ledger, 2) == {}  # they were handed out
 
 
 def test_a_step_cannot_end_with_open_groups() -> None:
@@ -129,12 +129,12 @@ def test_a_step_cannot_end_with_open_groups() -> None:
     with pytest.raises(
         ContractError, match=r"ordinals \[0, 2\]: a step cannot end with open groups"
     ):
-        committed(ledger, 3)
+        popped(ledger, 3)
     with pytest.raises(ContractError, match=r"ordinals \[2\]: a step cannot end with open groups"):
         ledger.give_back([1, 2], [])
     ledger.settle(0, TRAINED)
     ledger.settle(2, TRAINED)
-    assert list(committed(ledger, 3)) == [0, 1, 2]
+    assert list(popped(ledger, 3)) == [0, 1, 2]
 
 
 def test_a_step_takes_any_groups_and_leaves_the_others_settled() -> None:
@@ -143,9 +143,9 @@ def test_a_step_takes_any_groups_and_leaves_the_others_settled() -> None:
     for ordinal, verdict in enumerate([TRAINED, FILTERED, QUARANTINED, TRAINED]):
         ledger.settle(ordinal, verdict)
     ledger.close([3, 5])
-    assert ledger.commit() == {3: (TRAINED, "")}
+    assert ledger.pop_verdicts() == {3: (TRAINED, "")}
     assert [header.key for header in ledger.held_records()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert committed(ledger, 3).keys() == {0, 1, 2}
+    assert popped(ledger, 3).keys() == {0, 1, 2}
     assert ledger.held_records() == []
 
 
@@ -177,7 +177,7 @@ def test_lost_samples_are_leased_again_unchanged(
     for ordinal, sample in finished:
         ledger.finished(record(ordinal, sample))
     for attempt in range(1, times + 1):
-        again = ledger.lost(
+        again = ledger.take_back(
             [Lease(ordinal, 0, 0, tuple(sorted(samples))) for ordinal, samples in lost.items()]
         )
         wanted = []
@@ -273,7 +273,7 @@ def test_groups_that_a_step_gives_back_are_leased_by_the_next_one(carry: bool) -
             ledger.settle(group[0].ordinal, TRAINED)
         ledger.close(range(3))
         ledger.give_back(range(3, 6), [3, 4] if carry else [])
-    assert [ledger.commit().keys() for ledger in ledgers] == [{0, 2}, {1}]
+    assert [ledger.pop_verdicts().keys() for ledger in ledgers] == [{0, 2}, {1}]
     held = {header.ordinal for ledger in ledgers for header in ledger.held_records()}
     assert held == ({3, 4} if carry else set())
     again = [lease.ordinal for ledger in ledgers for lease in ledger.lease(range(3, 7))]
@@ -363,7 +363,7 @@ def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:
     leases = ledger.unfinished({0})
     assert dict(leases[0].drafts) == drafts
     ledger.finished(record(0, 3))
-    (again,) = ledger.lost(leases)
+    (again,) = ledger.take_back(leases)
     assert (again.samples, again.attempt, dict(again.drafts)) == ((2,), 1, {2: draft_of(1)})
 
 

@@ -14,17 +14,17 @@ JOB = SimulatedJob(
 
 
 class TakesOne(SynchronousController):
-    """Takes the first step, and commits it."""
+    """Takes the first step, and says that its weights are published."""
 
     async def run(self) -> None:
         await self.publishing.publish(0, 0)
         taken = await self.producer.take(0)
         assert [group[0].ordinal for group in taken.groups] == [0, 1, 2, 3]
         assert (taken.next_ordinal, taken.oldest, taken.carried) == (4, 1, [])
-        assert self.producer.state()["ledger"]["next_ordinal"] == 0, "it is not committed"
-        assert set(self.producer.commit(taken)) == {0, 1, 2, 3}
+        assert self.producer.state()["ledger"]["next_ordinal"] == 0, "its weights are not published"
+        assert set(self.producer.note_published(taken)) == {0, 1, 2, 3}
         assert self.producer.state() == taken.state
 
 
-def test_a_step_that_is_taken_counts_when_it_is_committed(tmp_path: Path) -> None:
+def test_a_step_that_is_taken_counts_when_its_weights_are_published(tmp_path: Path) -> None:
     run_virtual(simulate(JOB, tmp_path / "store", None, TakesOne))

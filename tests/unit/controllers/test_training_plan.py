@@ -14,8 +14,8 @@ from gcore_core.contract.records import Facts, Header, Ref
 from gcore_core.controllers.training import (
     Plan,
     check_logprobs,
-    draw_plan,
     learned_costs,
+    make_plan,
     masked_share,
     restore_costs,
     train_item,
@@ -51,7 +51,7 @@ class ShortestFirst(InOrder):
 def plan_of(
     facts: list[Facts], ranks: int, minibatches: int, seed: int, balancer: Balancer | None = None
 ) -> Plan:
-    return draw_plan(facts, ranks, minibatches, seed, balancer or InOrder()).plan
+    return make_plan(facts, ranks, minibatches, seed, balancer or InOrder()).plan
 
 
 def test_every_record_has_one_place_whatever_the_order_of_the_facts() -> None:
@@ -68,11 +68,11 @@ def test_a_group_is_never_split_over_minibatches() -> None:
 
 
 def test_minibatches_are_drawn_by_the_seed_and_not_by_length() -> None:
-    drawn = {s: [plan_of(FACTS, 1, 3, s)[o, 0].minibatch for o in range(9)] for s in range(20)}
-    assert len({tuple(row) for row in drawn.values()}) > 10
+    planned = {s: [plan_of(FACTS, 1, 3, s)[o, 0].minibatch for o in range(9)] for s in range(20)}
+    assert len({tuple(row) for row in planned.values()}) > 10
     longer = [Facts(f.ordinal, f.sample, 5, 100 - f.n_actions, 7.0) for f in FACTS]
     for seed in range(20):
-        assert [plan_of(longer, 1, 3, seed)[o, 0].minibatch for o in range(9)] == drawn[seed]
+        assert [plan_of(longer, 1, 3, seed)[o, 0].minibatch for o in range(9)] == planned[seed]
 
 
 def test_no_balancer_can_change_the_minibatch_of_a_record() -> None:
@@ -86,10 +86,10 @@ def test_no_balancer_can_change_the_minibatch_of_a_record() -> None:
 def test_a_balancer_sees_one_minibatch_at_a_time_with_groups_together() -> None:
     balancer = ShortestFirst()
     facts = [Facts(o, s, 100 + o, 10 * o + s, 0.5 * s) for o in range(9) for s in (0, 1)]
-    drawn = draw_plan(facts[::-1], 2, 3, 7, balancer)
+    planned = make_plan(facts[::-1], 2, 3, 7, balancer)
     for minibatch, work in enumerate(balancer.seen):
         ordinals = sorted(
-            {o for (o, _), place in drawn.plan.items() if place.minibatch == minibatch}
+            {o for (o, _), place in planned.plan.items() if place.minibatch == minibatch}
         )
         assert work.group.tolist() == [o for o in ordinals for _ in (0, 1)]
         assert work.prompt.tolist() == [100 + o for o in ordinals for _ in (0, 1)]
@@ -99,19 +99,19 @@ def test_a_balancer_sees_one_minibatch_at_a_time_with_groups_together() -> None:
 
 def test_loads_are_per_rank_and_imbalance_is_of_the_worst_minibatch() -> None:
     facts = [Facts(ordinal, 0, 0, length, 0.0) for ordinal, length in enumerate((1, 2, 3, 4))]
-    drawn = draw_plan(facts, 2, 2, 7, InOrder())
-    for rank, load in enumerate(drawn.loads):
+    planned = make_plan(facts, 2, 2, 7, InOrder())
+    for rank, load in enumerate(planned.loads):
         assert sorted(load.group.tolist()) == sorted(
-            o for (o, _), place in drawn.plan.items() if place.rank == rank
+            o for (o, _), place in planned.plan.items() if place.rank == rank
         )
     worst = 0.0
     for minibatch in range(2):
         had = [0.0, 0.0]
-        for (ordinal, _), place in drawn.plan.items():
+        for (ordinal, _), place in planned.plan.items():
             had[place.rank] += facts[ordinal].n_actions * (place.minibatch == minibatch)
         worst = max(worst, max(had) / (sum(had) / 2))
-    assert drawn.imbalance == pytest.approx(worst)
-    assert draw_plan(facts, 1, 2, 7, InOrder()).imbalance == 1.0
+    assert planned.imbalance == pytest.approx(worst)
+    assert make_plan(facts, 1, 2, 7, InOrder()).imbalance == 1.0
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
@@ -119,7 +119,7 @@ def test_a_negative_or_non_finite_cost_is_refused(cost: float) -> None:
     with pytest.raises(
         ContractError, match="balance: the cost of a record is negative or not finite"
     ):
-        draw_plan([*FACTS, Facts(9, 0, 5, 5, cost)], 2, 1, 7, InOrder())
+        make_plan([*FACTS, Facts(9, 0, 5, 5, cost)], 2, 1, 7, InOrder())
 
 
 def test_the_lead_holds_at_most_64_bytes_per_record() -> None:
@@ -131,7 +131,7 @@ def test_the_lead_holds_at_most_64_bytes_per_record() -> None:
 )
 def test_a_balancer_that_breaks_its_contract_is_named(balancer: Loses | TooFew) -> None:
     with pytest.raises(ContractError) as caught:
-        draw_plan(FACTS, 2, 1, 7, balancer)
+        make_plan(FACTS, 2, 1, 7, balancer)
     assert str(caught.value).splitlines() == [
         f"balance.use: balancer {type(balancer).__name__}: did not put each of 18 records on one "
         "of 2 ranks.",
@@ -142,7 +142,7 @@ def test_a_balancer_that_breaks_its_contract_is_named(balancer: Loses | TooFew) 
 
 def test_a_step_without_groups_is_an_error_and_not_an_empty_update() -> None:
     with pytest.raises(TrainingError, match="no group was left to train on"):
-        draw_plan([], 2, 1, 7, InOrder())
+        make_plan([], 2, 1, 7, InOrder())
 
 
 @pytest.mark.parametrize("gap", [2e-3, float("nan")])

@@ -33,7 +33,7 @@ from gcore_core.runtime.worker_settings import ScorerSettings
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
 from gcore_core.wire.service import Call, Service
-from gcore_core.workers.overruns import GRACE_S, Key, Overruns, note_path
+from gcore_core.workers.overruns import GRACE_S, Overruns, RewardWork, note_path
 
 
 def make_agent(directory: Path) -> Agent:
@@ -111,7 +111,7 @@ async def test_a_scorer_that_a_reward_holds_is_ended_and_not_while_it_is_stopped
     await agent.spawn(SpawnRequest([worker_of(python, tmp_path)]), Call(lambda: None))
     while python.exists():
         await asyncio.sleep(0.01)
-    work = [Key("slow", "train", 4, 0, 0)]
+    work = [RewardWork("slow", "train", 4, 0, 0)]
     with Overruns(note_path(str(tmp_path), "scorer.0")).watch(work, -GRACE_S):
         async with (
             asyncio.timeout(30),

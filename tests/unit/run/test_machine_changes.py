@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gcore_core.contract.errors import PlacementError
+from gcore_core.contract.traits import Traits
 from gcore_core.run import machines
 from gcore_core.run.machines import MachineChanges
 
@@ -35,7 +36,8 @@ class Machines:
         settings = SimpleNamespace(
             cluster=SimpleNamespace(grow=grow), roles={"rollout": SimpleNamespace(slots=slots)}
         )
-        objects = {"controller": SimpleNamespace(pushes_nearby=lambda: nearby)}
+        traits = Traits(pushes_nearby=nearby)
+        objects = {"controller": SimpleNamespace(traits=lambda: traits)}
         job: Any = SimpleNamespace(
             directory=directory,
             plan=SimpleNamespace(settings=settings, objects=objects),

@@ -81,7 +81,7 @@ async def test_a_record_is_held_for_a_step_that_asked_while_it_was_stored() -> N
     await rounds.join(GenerateRequest(2, 0, 0, TRAIN, [lease], 0))
     assert records.begin(lease, 2) == [0]
     taking = asyncio.ensure_future(
-        records.take([Finished(request=request, status=FINISHED, versions=(2, 2))])
+        records.keep_finished([Finished(request=request, status=FINISHED, versions=(2, 2))])
     )
     await asyncio.sleep(0)
     await rounds.join(GenerateRequest(3, 0, 0, TRAIN, [lease], 0))

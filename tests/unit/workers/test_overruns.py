@@ -12,18 +12,18 @@ import pytest
 from gcore_core.workers.overruns import (
     GRACE_S,
     Hold,
-    Key,
     Overruns,
+    RewardWork,
     describe_called,
     describe_running,
 )
 
 
-def keys(*records: tuple[int, int], reward: str = "slow") -> list[Key]:
-    return [Key(reward, "train", ordinal, sample, 0) for ordinal, sample in records]
+def keys(*records: tuple[int, int], reward: str = "slow") -> list[RewardWork]:
+    return [RewardWork(reward, "train", ordinal, sample, 0) for ordinal, sample in records]
 
 
-def dies(path: Path, *calls: list[Key], was_held: bool) -> Overruns:
+def dies(path: Path, *calls: list[RewardWork], was_held: bool) -> Overruns:
     """Returns what the next process knows when one ends while these calls run."""
     before = Overruns(path)
     running = [before.watch(work, 1.0) for work in calls]
@@ -35,7 +35,7 @@ def dies(path: Path, *calls: list[Key], was_held: bool) -> Overruns:
     return Overruns(path, was_held=was_held)
 
 
-def over(overruns: Overruns, work: list[Key]) -> list[bool]:
+def over(overruns: Overruns, work: list[RewardWork]) -> list[bool]:
     return [overruns.is_over(key) for key in work]
 
 
@@ -93,7 +93,7 @@ def test_a_note_names_the_rewards_that_were_running(tmp_path: Path) -> None:
 
 def test_the_same_record_under_other_weights_is_other_work(tmp_path: Path) -> None:
     overruns = dies(tmp_path / "note", keys((4, 0)), was_held=True)
-    later = [Key("slow", "train", 4, 0, 1)]
+    later = [RewardWork("slow", "train", 4, 0, 1)]
     assert over(overruns, [*keys((4, 0)), *later]) == [True, False]
 
 

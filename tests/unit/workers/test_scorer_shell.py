@@ -28,7 +28,7 @@ from gcore_core.store.server import SlabService, StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.checked_rewards import read_known
-from gcore_core.workers.overruns import Key, Overruns, describe_called
+from gcore_core.workers.overruns import Overruns, RewardWork, describe_called
 from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.row_digest import prompt_digest
 from gcore_core.workers.scorer import NamedScorer, ScorerShell
@@ -393,7 +393,7 @@ async def test_work_that_is_over_has_timed_out_and_is_not_asked_again(
     reward = Waits(at_once)
     shell = waiting(bench, reward, overruns)
     first, second = (
-        Key("waits", "train", header.ordinal, header.sample, header.versions[1])
+        RewardWork("waits", "train", header.ordinal, header.sample, header.versions[1])
         for header in bench.headers
     )
     overruns.add_over([first])

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gcore_algorithms.critic import COLUMNS, CRITIC
-from gcore_algorithms.critic.config import ValueLossConfig
-from gcore_algorithms.value_heads import problems as value_head_problems
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
 
 
 def problems_of(job: ResolvedJob) -> Iterator[str]:
     """Yields one sentence for each problem of a resolved job, its path first."""
-    for role in job.settings.roles:
-        path = f"roles.{role}.objective"
-        if isinstance(job.objects.get(path), ValueLossConfig):
-            yield from value_head_problems(job, role, path)
     if CRITIC in job.settings.roles:
         yield from _values(job)
 

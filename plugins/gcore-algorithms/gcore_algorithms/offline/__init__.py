@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gcore_algorithms import value_heads
 from gcore_algorithms.offline import config
 from gcore_core import hookimpl
 from gcore_core.contract.dataset import Dataset
@@ -150,8 +149,6 @@ def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
         yield f"roles.rollout.use: this run samples nothing; set it to {use}, which reads rows."
     if plan["placement"]["sleep_in_training"] == "always":
         yield "placement.sleep_in_training: a reader of rows cannot sleep; leave it out."
-    if objective in _READER_OF:
-        yield from value_heads.problems(job, POLICY, "objective")
     trainer = job.provided[f"roles.{POLICY}"]
     if plan["evaluation"]["data"] and not traits_of(job.objects[f"roles.{POLICY}"]).evaluates:
         yield (

@@ -13,7 +13,6 @@ from gcore_algorithms.teacher import config
 from gcore_core import hookimpl
 from gcore_core.contract.columns import ColumnSpec
 from gcore_core.contract.looking import Look
-from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.providers import (
     AdvantageProvider,
     AnnotatorProvider,
@@ -84,11 +83,11 @@ def gcore_advantages() -> Iterable[AdvantageProvider]:
 
 
 @hookimpl
-def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
+def gcore_check(plan: Mapping[str, Any]) -> Iterable[str]:
     """Yields what can be known of models and settings before anything starts."""
     from gcore_algorithms.teacher.checks import problems_of
 
-    return problems_of(plan, job)
+    return problems_of(plan)
 
 
 @hookimpl

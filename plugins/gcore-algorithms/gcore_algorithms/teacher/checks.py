@@ -10,14 +10,8 @@ from typing import Any
 from gcore_language.engine_arguments import without_engine
 from gcore_language.vocabularies import difference, read_vocabulary
 
-from gcore_algorithms.teacher.config import TOP_IDS, JensenShannonConfig
-from gcore_core.contract.algorithms import LOGP_OF
-from gcore_core.contract.job_settings import POLICY
-from gcore_core.contract.preflight import ResolvedJob
-from gcore_core.contract.traits import traits_of
 
-
-def problems_of(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
+def problems_of(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yields one sentence for each problem of a resolved configuration, its path first."""
     roles = plan["roles"]
     policy = _directory(roles.get("policy", {}))
@@ -31,7 +25,6 @@ def problems_of(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
         if directory is not None:
             yield from _of_files(name, role, directory, policy)
     yield from _of_rewards(plan)
-    yield from _of_other_tokens(job)
 
 
 def _is_ours(node: Mapping[str, Any]) -> bool:
@@ -114,18 +107,4 @@ def _of_rewards(plan: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "objective.config.reward_weight: advantage teacher/no-reward is 0 everywhere; take an "
             "advantage that comes from rewards, such as algorithms/grpo, or reward_weight: 0."
-        )
-
-
-def _of_other_tokens(job: ResolvedJob) -> Iterator[str]:
-    """A loss over the teacher's likeliest tokens has a trainer that computes their log-probs."""
-    if not isinstance(job.objects.get("objective"), JensenShannonConfig):
-        return
-    trainer = job.provided[f"roles.{POLICY}"]
-    if not traits_of(job.objects.get(f"roles.{POLICY}")).token_logprobs:
-        yield (
-            f"objective: requires {LOGP_OF + TOP_IDS!r}, log-probs of other tokens than the "
-            f"actions, and {trainer.reference}, which roles.{POLICY} uses, does not compute them; "
-            "take a trainer with the trait token_logprobs, such as torch, or an objective "
-            "that needs none."
         )

@@ -429,7 +429,7 @@ class _Run:
         """Does what follows from what has ended, as all shards do when they look together."""
         schedule = self._schedule
         schedule.look(schedule.version, schedule.wanted, told, push_waits=self._drains)
-        if self._membership is None and (membership := schedule.take()) is not None:
+        if self._membership is None and (membership := schedule.take_if_ready()) is not None:
             self._membership = membership
             self._train(membership)
         if ordinals := schedule.issue():

@@ -208,8 +208,10 @@ class ObjectiveContract(Contract):
         if not isinstance(objective, AdaptsToSteps):
             self.not_claimed("an adaptation to steps")
         resumed = copy.deepcopy(objective)
+        adapts = bool(objective.state())
         for entropy in (0.01, 0.02, 9.0, 0.01):
             objective.observe(step_metrics(entropy))
+        assert adapts or not objective.state(), "before the first step nothing says that it adapts"
         resumed.restore(json.loads(json.dumps(objective.state(), allow_nan=False)))
         for entropy in (9.0, 0.01, 9.0):
             self._assert_same(update(resumed, batch), update(objective, batch))
