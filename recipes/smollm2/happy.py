@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from gcore_core.contract.records import ScoredRecord
+    from gcore_core.contract.scorer import ScoredRecord
 
 OPENINGS = (
     "I watched this film with my sister on {day}.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from topics import HELD_OUT, TOPICS, Row, asked, write
 
 if TYPE_CHECKING:
-    from gcore_core.contract.records import ScoredRecord
+    from gcore_core.contract.scorer import ScoredRecord
 
 WANTED_TOKENS = 50
 #: By themselves they bring answers of some 20 tokens to more than 90.

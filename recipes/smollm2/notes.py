@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from topics import HELD_OUT, TOPICS, Row, asked, write
 
 if TYPE_CHECKING:
-    from gcore_core.contract.records import ScoredRecord
+    from gcore_core.contract.scorer import ScoredRecord
 
 WORDS = (
     "blue old quiet small bright always under home water green light people slow warm never time "

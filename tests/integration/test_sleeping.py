@@ -18,6 +18,7 @@ from tests.support import runs
 WITNESS = '''
 """Fakes that write down what they do, with a clock that all processes share."""
 import json, os, signal, time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gcore_core import hookimpl

@@ -21,6 +21,7 @@ from gcore_nodes.identity import make_identity
 
 from gcore_core.contract.errors import ContractError, WorkerDied
 from gcore_core.contract.factories import FactorySpec
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.launching import ALIVE
 from gcore_core.node import handshake
 from gcore_core.node.spawn import spawn_process
@@ -33,7 +34,7 @@ from gcore_core.runtime.messages import (
     StorePlace,
     WorkerSpec,
 )
-from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext, Run
+from gcore_core.runtime.worker_settings import GeneratorSettings, PlainContext
 from gcore_core.store.server import StoreSpec
 from gcore_core.wire.retry import insist
 from gcore_core.wire.service import Call, Service
@@ -82,7 +83,7 @@ class Node:
             },
             secret=self.secret,
             settings=GeneratorSettings(
-                run=Run(steps=1, deterministic=True),
+                run=RunSettings(steps=1, deterministic=True),
                 context=PlainContext(directory=str(self.directory)),
             ),
             store=StorePlace(str(self.directory / "store"), AGENT, AGENT),
