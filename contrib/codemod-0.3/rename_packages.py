@@ -42,6 +42,8 @@ PROGRAMS = {
 }
 #: Name of 0.2 in ``gcore_core.controllers`` -> its name in ``gcore_core.kits.programs``.
 RENAMED = {"Taken": "StepBatch", "Told": "GroupReport", "Window": "Producer"}
+#: Method of a step program's parts in 0.2 -> its name.
+METHODS = {r"\bplacement\.rest\(": "placement.sleep("}
 #: Calls from Python, which were in ``gcore_core`` and are in ``gcore``.
 CALLS = {"job", "load", "run", "train"}
 #: Name that left ``gcore_core.kits.launching`` -> the module that has it.
@@ -141,6 +143,8 @@ def rewritten(text: str) -> str:
     text = _MODULE.sub(lambda match: MODULES[match[1]], text)
     text = _DISTRIBUTION.sub(_distribution, text)
     text = _CORE.sub(lambda match: CORE_EXTRAS.get(match[1], match[0]), text)
+    for old, new in METHODS.items():
+        text = re.sub(old, new, text)
     return _NEW.sub(r"\1 new", text)
 
 

@@ -14,11 +14,11 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     action_mask  uint8[A]    1 where the action is trained on; who may write 0: docs/reference/contract.md
     temperature  float32[]   the temperature of ``logp``; 1 for a greedy record
     text         uint8[*]    UTF-8 of the completion, without special tokens such as the one that ends it
-    routing      uint8[P + A - 1, L, k]  of a mixture of experts, where the generator claims "routing": the k experts
+    routing      uint8[P + A - 1, L, k]  of a mixture of experts, where the generator claims ``routing``: the k experts
                              that computed each token in each of L layers; uint16 above 256 experts
     version      int32[A]    of a record that more than one version of the weights sampled: the version that sampled
                              each action. Absent: it is ``Header.versions[0]`` for all of them. Written by generators
-                             that claim "weights.midway"
+                             that claim ``midway_weights``
 
 The forms that a record has on its way, each named by (ordinal, sample):
 

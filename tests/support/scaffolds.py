@@ -58,7 +58,7 @@ ANSWERS = {
         return Decision(partition=partition or Partition(cells))
         """  # noqa: E501
     ],
-    "advantage": ["return rewards - rewards.mean() if np.ptp(rewards) else np.zeros(len(rewards))"],
+    "advantage": ["return (rewards - rewards.mean()) / rewards.std()"],
     "objective": [
         """
         clipped = ratio.clamp(1 - self._clip, 1 + self._clip)
@@ -103,7 +103,13 @@ ANSWERS = {
     "generator": [
         """
         from gcore_testing import fake
-        limit = fake.FakeGeneratorConfig(max_new_tokens=8)
+        from gcore_testing.safetensors_files import write_safetensors
+        write_safetensors(tmp_path / "model.safetensors", fake.tensors_of(fake.initial_logits(0)))
+        return {"path": str(tmp_path)}
+        """,
+        """
+        from gcore_testing import fake
+        limit = fake.FakeGeneratorConfig(max_new_tokens=8, temperature=config.temperature)
         self._engine = fake.FakeGenerator(limit, context)
         """,
         "self._engine.submit(requests)",
@@ -111,14 +117,9 @@ ANSWERS = {
         "self._engine.begin_weights(plan)",
         "self._engine.load_weights(tensors)",
         "self._engine.commit_weights(plan)",
-        """
-        from gcore_testing import fake
-        from gcore_testing.safetensors_files import write_safetensors
-        write_safetensors(tmp_path / "model.safetensors", fake.tensors_of(fake.initial_logits(0)))
-        return {"path": str(tmp_path)}
-        """,
     ],
     "trainer": [
+        "return {}",
         """
         from gcore_testing import fake
         self._engine = fake.FakeTrainer(fake.FakeTrainerConfig(learning_rate=5.0), context)
@@ -130,24 +131,25 @@ ANSWERS = {
         "self._engine.save(directory)",
         "self._engine.load(directory)\nself.version = self._engine.version",
         "self._engine.save_pretrained(directory)",
-        "return {}",
     ],
 }
 
 #: What an author would write at a generator's marks whose engine is torch.
 WITH_TORCH = [
     """
-    from gcore_torch.config import TorchGeneratorConfig
-    from gcore_torch.generator import TorchGenerator
-    limit = TorchGeneratorConfig(max_new_tokens=config.max_new_tokens)
-    self._engine = TorchGenerator(limit, context)
-    """,
-    *ANSWERS["generator"][1:-1],
-    """
     from gcore_language.tiny import save_model
     save_model(tmp_path, "llama")
     return {"path": str(tmp_path)}
     """,
+    """
+    from gcore_torch.config import TorchGeneratorConfig
+    from gcore_torch.generator import TorchGenerator
+    limit = TorchGeneratorConfig(
+        max_new_tokens=config.max_new_tokens, temperature=config.temperature
+    )
+    self._engine = TorchGenerator(limit, context)
+    """,
+    *ANSWERS["generator"][2:],
 ]
 
 

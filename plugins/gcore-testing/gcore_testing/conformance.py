@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import MISSING, fields
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +25,11 @@ import pytest
 import gcore_testing as testing
 from gcore_core.config import catalog
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.errors import PluginBroken
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError, PluginBroken
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.providers import AdvantageProvider
-from gcore_testing.contracts.base import Contract
+from gcore_testing.contracts.base import Contract, closing, make
 from gcore_testing.contracts.plugin import is_met
 
 #: kind -> name of its contract; the other kinds of the core have none
@@ -49,6 +51,8 @@ BY_KIND = {
     "trainer": "TrainerContract",
     "view": "ViewContract",
 }
+#: Kinds whose factories are given the context of a worker.
+_OF_WORKERS = {"annotator", "generator", "reward", "trainer"}
 
 
 def contracts_of(name: str) -> dict[str, Any]:
@@ -171,4 +175,20 @@ def _obstacle(item: Provided) -> str:
         import_attribute(item.spec.factory)
     except PluginBroken as error:
         return str(error)
+    return _refusal_of_defaults(item)
+
+
+def _refusal_of_defaults(item: Provided) -> str:
+    """Returns why a provider is not to be had without settings or a model; empty when it is."""
+    with TemporaryDirectory() as folder:
+        context = WorkerContext(role="contract", deterministic=True, directory=folder)
+        arguments = [context] if item.kind in _OF_WORKERS else []
+        try:
+            for _ in closing(make(item.spec, {}, *arguments)):
+                pass
+        except ConfigError as error:
+            problem = str(error).partition("\n")[0]
+            return f"its defaults do not make it: {problem} Bring a contract that gives more"
+        except Exception:  # its tests say what else is wrong
+            pass
     return ""

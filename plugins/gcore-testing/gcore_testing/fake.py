@@ -48,6 +48,7 @@ END = len(VOCABULARY) - 1
 @dataclass(frozen=True, kw_only=True)
 class FakeGeneratorConfig:
     max_new_tokens: int = 8
+    temperature: float = 1.0
     late_end: int = 1
     """The end mark ends an answer only behind its first letters: so many at most, and how many of
     them is each sample's own. So answers are of all lengths, where 1 makes most of them short."""
@@ -164,12 +165,12 @@ class FakeGenerator:
                 "a sleeping generator was asked to go on", where="fake", todo="wake it first"
             )
         ended = []
-        table = log_softmax(self._logits)
         if self._running:
             self._progress()
         for key, (request, letters) in list(self._running.items()):
             letters.append(self._draw(request, len(letters)))
-            self._begun.setdefault(key, []).append((self.version, table[letters[-1]]))
+            logp = self._table(request.greedy)[letters[-1]]
+            self._begun.setdefault(key, []).append((self.version, logp))
             if status := self._status(request, letters):
                 del self._running[key]
                 ended.append(self._finished(request, letters, status))
@@ -197,7 +198,14 @@ class FakeGenerator:
         if request.greedy:
             return int(self._logits.argmax())
         uniform = xxhash.xxh3_64_intdigest(f"{request.seed}/{position}".encode()) / 2**64
-        return int(np.searchsorted(np.exp(log_softmax(self._logits)).cumsum()[:-1], uniform))
+        return int(np.searchsorted(np.exp(self._table(greedy=False)).cumsum()[:-1], uniform))
+
+    def _table(self, greedy: bool) -> np.ndarray:
+        """Returns the log-prob of each letter, at the temperature that such a sample has."""
+        return log_softmax(self._logits / self._temperature(greedy))
+
+    def _temperature(self, greedy: bool) -> np.float32:
+        return np.float32(1 if greedy else self._config.temperature)
 
     def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
         drawn = self._begun.pop((request.ordinal, request.sample), [])
@@ -211,7 +219,7 @@ class FakeGenerator:
             "action_ids": actions,
             "logp": np.array([logp for _, logp in drawn], np.float32),
             "action_mask": np.ones(len(letters), np.uint8),
-            "temperature": np.ones((), np.float32),
+            "temperature": np.asarray(self._temperature(request.greedy)),
             "text": np.frombuffer(text.encode(), np.uint8),
         }
         versions = np.array([version for version, _ in drawn], np.int32)
@@ -223,7 +231,10 @@ class FakeGenerator:
         )
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        return [log_softmax(self._logits)[record["action_ids"]] for record in records]
+        return [
+            log_softmax(self._logits / record["temperature"])[record["action_ids"]]
+            for record in records
+        ]
 
     @property
     def memory_bytes(self) -> int:

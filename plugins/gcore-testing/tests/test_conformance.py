@@ -39,11 +39,17 @@ def gcore_filters():
     yield FilterProvider(summary="needs a number", factory="gcore_mine_settings:Strict", config=Settings)
 
 @hookimpl
+def gcore_generators():
+    yield GeneratorProvider(summary="needs a model", factory="gcore_mine_settings:Modelled")
+
+@hookimpl
 def gcore_objectives():
     yield ObjectiveProvider(summary="far away", factory="gcore_mine_settings:Bad", needs=("no-such-engine>=3",))
 """  # noqa: E501
 SETTINGS = """
 from dataclasses import dataclass
+
+from gcore_core.contract.errors import ConfigError
 
 @dataclass(frozen=True)
 class Settings:
@@ -61,6 +67,10 @@ class Bad:
 
 class Strict(Bad):
     pass
+
+class Modelled:
+    def __init__(self, config, context):
+        raise ConfigError("it needs a model.", where=f"roles.{context.role}.model.path")
 """
 OWN_KIND = """
 from gcore_core.contract.traits import Traits
@@ -211,6 +221,10 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
         "left out: filter mine (it needs settings (limit); bring a contract that gives them)"
         in output
     )
+    assert (
+        "left out: generator mine (its defaults do not make it: roles.contract.model.path: it "
+        "needs a model. Bring a contract that gives more)"
+    ) in output
     assert "left out: objective mine (its needs are not met here: no-such-engine>=3)" in output
     assert "not claimed: TestPainter::test_it_draws_with_chalk (sleeps)" in output
     assert "fail: TestMineBadBalancer::test_every_index_is_in_one_bin[mixed]" in output

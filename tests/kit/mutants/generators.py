@@ -214,6 +214,78 @@ class LeaksABatchIntoAnother(Clean):
                     self._running[request.ordinal, request.sample][1][:] = running[1]
 
 
+class MasksTheEndToken(Clean):
+    caught_by = (
+        "test_the_end_token_is_trained_on",
+        "test_first_actions_occur_as_often_as_their_logprobs_say",
+    )
+
+    class Backend(FakeGenerator):
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            mask = record.columns["action_mask"].copy()
+            mask[-1:] = status != FINISHED
+            return with_columns(record, action_mask=mask)
+
+
+class CutsACharacter(Clean):
+    caught_by = ("test_columns_have_their_names_and_dtypes",)
+
+    class Backend(FakeGenerator):
+        """The text of an answer that was cut ends with the first byte of a character."""
+
+        def _finished(self, request: SampleRequest, letters: list[int], status: str) -> Finished:
+            record = super()._finished(request, letters, status)
+            text = np.append(record.columns["text"], np.uint8(0xE2))
+            return with_columns(record, text=text)
+
+
+class CleanCool(Clean):
+    config: ClassVar[dict[str, float]] = {"temperature": 0.5}
+
+    @pytest.fixture
+    def generator(self, context: WorkerContext) -> FakeGenerator:
+        return self.Backend(fake.FakeGeneratorConfig(temperature=0.5), context)
+
+
+class IgnoresTheTemperature(CleanCool):
+    caught_by = ("test_a_temperature_that_is_set_is_told_and_changes_the_logprobs",)
+
+    class Backend(FakeGenerator):
+        def _temperature(self, greedy: bool) -> np.float32:
+            return np.float32(1)
+
+
+class TellsATemperatureThatItIgnores(CleanCool):
+    caught_by = (
+        "test_a_temperature_that_is_set_is_told_and_changes_the_logprobs",
+        "test_logprobs_are_those_at_the_temperature_told",
+        "test_a_push_cuts_a_sample_in_old_and_new_logprobs",
+        "test_a_push_before_the_first_action_leaves_nothing_of_the_old_weights",
+        "test_two_pushes_cut_a_sample_twice",
+        _CUT,
+        _NEW,
+    )
+
+    class Backend(FakeGenerator):
+        def _table(self, greedy: bool) -> np.ndarray:
+            return log_softmax(self._logits)
+
+
+class LoadsInPlace(Clean):
+    caught_by = ("test_weights_that_came_by_half_are_never_sampled_from",)
+
+    class Backend(FakeGenerator):
+        """It goes on with what has come so far."""
+
+        def load_weights(self, tensors: Iterable[tuple[TensorSpec, np.ndarray]]) -> None:
+            super().load_weights(tensors)
+            parts = {
+                spec.name: part.view(np.float32) for spec, part in fake.tensors_of(self._logits)
+            }
+            self._logits = np.concatenate(list((parts | self._incoming).values()))
+
+
 # -- engines that claim no more than a push --------------------------------------------------------
 
 
@@ -320,6 +392,7 @@ class SameSeedOtherTokens(Clean):
         "test_other_weights_give_other_samples_and_the_old_ones_the_old",
         "test_sleep_keeps_the_version_and_the_weights",
         "test_samples_that_run_through_a_push_say_so",
+        "test_weights_that_came_by_half_are_never_sampled_from",
     )
 
     class Backend(FakeGenerator):

@@ -620,12 +620,28 @@ class EqualRewardsTeach(CleanAdvantage):
             ]
 
 
+class NoiseTeaches(CleanAdvantage):
+    caught_by = ("test_rewards_that_are_equal_but_for_rounding_teach_nothing",)
+
+    class Backend(FakeAdvantage):
+        """Divides by the deviation wherever it is not exactly 0."""
+
+        def of(self, groups: Sequence[GroupScalars], statistics: np.ndarray) -> list[np.ndarray]:
+            centred = [group.rewards - group.rewards.mean() for group in groups]
+            equal = [np.ptp(group.rewards) == 0 for group in groups]
+            return [
+                np.zeros(len(own)) if none else own / own.std()
+                for own, none in zip(centred, equal, strict=True)
+            ]
+
+
 class DividesByZero(CleanAdvantage):
     caught_by = (
         "test_each_record_has_one_finite_number",
         "test_a_group_of_equal_rewards_teaches_nothing",
         "test_a_batch_of_equal_rewards_teaches_nothing",
         "test_a_higher_reward_never_has_a_lower_advantage",
+        "test_rewards_that_are_equal_but_for_rounding_teach_nothing",
     )
 
     class Backend(FakeAdvantage):

@@ -82,6 +82,7 @@ codemod = import_file(SCRIPT)
         ('"gcore-core[completion]"', '"gcore-tools[completion]"'),
         ('"gcore-core[tls]"', '"gcore-nodes"'),
         ("g-core plugins new mine --kind reward", "g-core new mine --kind reward"),
+        ("await self.placement.rest()", "await self.placement.sleep()"),
     ],
 )
 def test_a_name_of_0_2_becomes_one_of_0_3(old: str, new: str) -> None:

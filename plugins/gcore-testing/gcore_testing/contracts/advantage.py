@@ -123,6 +123,13 @@ class AdvantageContract(Contract):
         for values in whole(advantage, groups):
             assert not values.any(), values
 
+    def test_rewards_that_are_equal_but_for_rounding_teach_nothing(self, advantage: Any) -> None:
+        """Noise that is divided by its own deviation is of size 1: ask ``are_equal``."""
+        rewards = np.where(np.arange(advantage.group_size) % 2, 0.1 + 0.2, 0.3)
+        groups = [self.group(rewards.copy(), advantage.requires) for _ in range(3)]
+        for values in whole(advantage, groups):
+            assert (np.abs(values) <= self.tolerance).all(), f"rewards {rewards} give {values}"
+
     def test_a_group_of_equal_rewards_teaches_nothing(
         self, advantage: Any, groups: list[GroupScalars]
     ) -> None:

@@ -198,6 +198,31 @@ class EngineTests(Contract):
         tensor = "another.model" if change == "one is unknown" else first.name
         assert tensor in str(raised.value), f"the error must name the tensor {tensor!r}"
 
+    @claims("receives_weights")
+    def test_weights_that_came_by_half_are_never_sampled_from(
+        self, generator: Any, requests: list[SampleRequest], weights: Tensors
+    ) -> None:
+        """After a push that broke off ``step`` raises, or samples from the whole old weights."""
+        before = self.run(generator, requests)
+        new = perturbed(weights)
+        plan = WeightPlan(generator.version + 1, [spec for spec, _ in new])
+        generator.begin_weights(plan)
+        load(generator, new[: (len(new) + 1) // 2])
+        generator.submit(requests)
+        try:
+            ended = generator.step()
+        except Exception:  # whatever it raises ends the run
+            ended = None
+        if ended is not None:
+            after = {
+                (r.request.ordinal, r.request.sample): r
+                for r in [*ended, *self.drain(generator, requests, ended)]
+            }
+            assert self._same(before, after), "samples are of weights that came by half"
+            generator.submit(requests)
+        push(generator, new, plan.version)
+        self.drain(generator, requests)
+
     @claims("fingerprints")
     def test_the_fingerprint_is_that_of_the_pushed_bytes(
         self, generator: Any, weights: Tensors

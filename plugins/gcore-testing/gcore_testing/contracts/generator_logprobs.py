@@ -7,14 +7,15 @@ actions occur as often as their log-probs say.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
 from gcore_core.contract.generator import SampleRequest
-from gcore_core.contract.records import Prompt
+from gcore_core.contract.records import FINISHED, Prompt
 from gcore_testing.contracts.base import Contract
 from gcore_testing.contracts.weights import push, scaled
 
@@ -75,14 +76,8 @@ class LogprobTests(Contract):
         set of the k most probable ones is held to the binomial distribution by an exact test.
         All of them together raise a false alarm with a probability of 1e-6 at most.
         """
-        weights = request.getfixturevalue("weights") if self.claimed().receives_weights else None
-        if weights:
-            push(generator, scaled(weights, SHARPEN), generator.version + 1)
-        try:
+        with self._sharpened(generator, request):
             records = self.run(generator, _draws(prompts[:1], self.draws))
-        finally:
-            if weights:
-                push(generator, weights, generator.version + 1)
         # In the order of the seeds: short samples end first, and begin with other actions.
         ordered = [records[key] for key in sorted(records)]
         firsts = [(int(r.columns["action_ids"][0]), logp) for r in ordered for logp in _first(r)]
@@ -96,6 +91,60 @@ class LogprobTests(Contract):
         counted = [action for action, _ in firsts[half:]]
         if wrong := _unlikely(probabilities, counted):
             pytest.fail(wrong)
+
+    def test_a_temperature_that_is_set_is_told_and_changes_the_logprobs(
+        self, generator: Any, prompts: list[Prompt], request: pytest.FixtureRequest
+    ) -> None:
+        """The most probable action is more probable below temperature 1, and less above it.
+
+        Its log-prob at temperature 1 is that of the greedy record.
+        """
+        temperature = float(self.config.get("temperature", 1))
+        if temperature == 1:
+            self.not_claimed("a `temperature` other than 1 in `config`")
+        with self._sharpened(generator, request):
+            drawn = self.run(generator, _draws(prompts[:1], self.draws))
+            asked = SampleRequest(ordinal=0, sample=0, seed=1, prompt=prompts[0], greedy=True)
+            (greedy,) = self.run(generator, [asked]).values()
+        told = {float(record.columns["temperature"]) for record in drawn.values()}
+        assert told == {float(np.float32(temperature))}, (
+            f"`config` has temperature {temperature}, and the records' column says {sorted(told)}"
+        )
+        best = int(greedy.columns["action_ids"][0])
+        alike = [r for r in drawn.values() if r.columns["action_ids"][0] == best]
+        assert alike, (
+            f"no sample begins with the most probable action {best}: let `draws` be larger"
+        )
+        for record in alike:
+            for logp in _first(record):
+                rise = logp - float(greedy.columns["logp"][0])
+                assert rise * (1 - temperature) > 0, (
+                    f"action {best} has the log-prob {logp:.6g} at temperature {temperature}, and "
+                    f"{logp - rise:.6g} at 1"
+                )
+
+    def test_the_end_token_is_trained_on(self, generator: Any, prompts: list[Prompt]) -> None:
+        """The action that ends a sample is not masked: else a policy never learns to stop."""
+        records = self.run(generator, _draws(prompts, self.draws // len(prompts)))
+        ended = [record for record in records.values() if record.status == FINISHED]
+        if not ended:
+            self.not_claimed(f"samples that end (none of {len(records)} did)")
+        masked = [record for record in ended if not record.columns["action_mask"][-1:].all()]
+        assert not masked, (
+            f"the last action of {len(masked)} of {len(ended)} finished records is masked"
+        )
+
+    @contextmanager
+    def _sharpened(self, generator: Any, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Has the generator hold a policy that is less uniform, where it takes weights."""
+        weights = request.getfixturevalue("weights") if self.claimed().receives_weights else None
+        if weights:
+            push(generator, scaled(weights, SHARPEN), generator.version + 1)
+        try:
+            yield
+        finally:
+            if weights:
+                push(generator, weights, generator.version + 1)
 
 
 def _draws(prompts: Sequence[Prompt], samples: int) -> list[SampleRequest]:
