@@ -33,10 +33,11 @@ def problems_of(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> Iterator
     yield from _givers(job)
     yield from _widths(job, roles)
     for path, item in job.provided.items():
-        if item.kind in ("advantage", "objective"):
+        # A trainer that lacks an output is the reason for columns that are missing with it.
+        lacking = list(_outputs(job, path)) if item.kind == "objective" else []
+        yield from lacking
+        if item.kind in ("advantage", "objective") and not lacking:
             yield from _requirements(job, path, roles)
-        if item.kind == "objective":
-            yield from _outputs(job, path)
     yield from _advantages_of_actions(job)
 
 

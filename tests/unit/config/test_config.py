@@ -525,8 +525,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "objective.config.values=true",
-            "objective: requires 'old_logp', which nothing supplies: no installed role gives it "
-            "(known: group, old_values, sample, values).",
+            "roles.policy.use: fake has no value head, which objective (fake/pg) trains; take",
         ),
         (
             "rewards.length.worker=policy",
