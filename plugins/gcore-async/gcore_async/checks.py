@@ -33,8 +33,7 @@ def _sleep(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
 
 def _in_flight(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     """Pushes come while samples run only where these can go on through them."""
-    settings = plan["controller"].get("config") or {}
-    if settings.get("midway", "wait") == "wait" or plan["run"]["deterministic"]:
+    if job.objects["controller"].midway == "wait" or plan["run"]["deterministic"]:
         return
     rollout = job.provided[f"roles.{ROLLOUT}"]
     if not traits_of(job.objects[f"roles.{ROLLOUT}"]).midway_weights:

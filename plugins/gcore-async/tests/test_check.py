@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gcore_async import gcore_check
+from gcore_async.config import AsyncConfig
 
 from gcore_core.contract.traits import Traits
 
@@ -40,7 +41,7 @@ def test_a_correction_is_advised_for_objectives_that_have_one(
         },
         "objective": {"use": "any", "config": settings},
     }
-    job: Any = SimpleNamespace(objects={"objective": Corrects()})
+    job: Any = SimpleNamespace(objects={"controller": AsyncConfig(), "objective": Corrects()})
     problems = list(gcore_check(plan, job))
     assert ["objective.config.correction.kind" in problem for problem in problems] == (
         [True] if is_advised else []
