@@ -31,10 +31,11 @@ MIGRATION = "docs/how-to/move-to-0.3.md"
 
 
 def _trait(default: Any, *kinds: str, **protocols: str) -> Any:
-    """Returns a field that the config of a provider of these kinds may set.
+    """Returns a field of ``Traits``.
 
-    protocols: further kinds -> the protocol, as "module:name" of the contract, by which a backend
-        of the kind keeps the promise.
+    kinds: kinds of provider whose config may set it. No protocol belongs to it there.
+    protocols: kind of provider whose config may set it -> "module:name", a protocol of the
+        contract. A backend of that kind that claims the trait must have the protocol.
     """
     metadata = {"kinds": frozenset({*kinds, *protocols}), "protocols": protocols}
     if isinstance(default, dict):
@@ -56,8 +57,9 @@ class Traits:
     # -- generators and trainers -------------------------------------------------------------------
 
     logprob_band: float = _trait(0.0, "generator", "trainer")
-    """By how many nats the log-prob of one action may be off, by dtype and engine; 0: not stated,
-    which counts as 1e-3. The wider band of a pair holds; a run with larger gaps ends."""
+    """How many nats the log-prob of one action may be off. It follows from dtype and engine.
+    0 counts as 1e-3. A generator and its trainer are compared by the wider of their two bands.
+    A larger gap ends the run."""
 
     precision: str = _trait("", "generator", "trainer")
     """The dtype of the arithmetic that gives log-probs, such as "bfloat16", by which a sentinel
