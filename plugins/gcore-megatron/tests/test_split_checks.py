@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,8 +90,7 @@ def checked(
     if directory is not None:
         (directory / "config.json").write_text(json.dumps(model))
         role["model"] = {"path": str(directory)}
-    job: Any = SimpleNamespace(provided={})  # nothing is chosen of other plugins
-    return list(gcore_check({"roles": {"policy": role}}, job))
+    return list(gcore_check({"roles": {"policy": role}}))
 
 
 def test_experts_that_the_slots_of_a_stage_cannot_share_are_refused() -> None:

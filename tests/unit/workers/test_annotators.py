@@ -215,6 +215,19 @@ class NeedsConfig:
         return Traits(requires=frozenset(self.names))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokensConfig:
+    def traits(self) -> Traits:
+        return Traits(token_logprobs=True)
+
+
+@hookimpl
+def gcore_trainers():
+    yield p.TrainerProvider(
+        summary="-", factory="gcore_testing.fake:FakeTrainer", config=TokensConfig
+    )
+
+
 @hookimpl
 def gcore_roles():
     for name, columns in (("teacher", ("teacher_logp",)), ("other", ("teacher_logp", "doubt"))):
@@ -272,8 +285,18 @@ def gcore_objectives():
             "installed role gives such a column; ask its author.",
         ),
         (
-            ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=['logp@best_ids']"],
+            [
+                "roles.policy.use=mine",
+                "roles.wide={use: mine, config: {k: 2}}",
+                "objective.config.names=['logp@best_ids']",
+            ],
             "",
+        ),
+        (
+            ["roles.wide={use: mine, config: {k: 2}}", "objective.config.names=['logp@best_ids']"],
+            "objective: requires 'logp@best_ids', log-probs of other tokens than the actions, and "
+            "fake, which roles.policy uses, does not compute them; take a trainer with the trait "
+            "token_logprobs, such as torch, or an objective that needs none.",
         ),
         (
             ["roles.teacher={use: fake, follows: policy}"],
