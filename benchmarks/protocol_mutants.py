@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gcore_core.controllers.generation.dispatch import Wave
+from gcore_core.controllers.generation.dispatch import Lanes
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.producer import Producer
@@ -186,13 +186,13 @@ MUTANTS: dict[str, Mutant] = {
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (
-        Wave,
+        Lanes,
         "_work_off",
         "waiting.append(unfinished)",
         "pass",
     ),
     "duplicates are scored as fresh": (
-        Wave,
+        Lanes,
         "_draw_part",
         "if ledger.finished(header)",
         "if ledger.finished(header) or True",

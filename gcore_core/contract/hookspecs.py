@@ -121,13 +121,6 @@ def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-bod
 
 
 @hookspec
-def gcore_samplers() -> Iterable[p.SamplerProvider]:  # type: ignore[empty-body]
-    """Programs by which groups are drawn, look at rewards and draw again. Factory: ``(config) ->
-    SamplingProgram``, called in controllers and in each of the policy's generators.
-    """
-
-
-@hookspec
 def gcore_observers() -> Iterable[p.ObserverProvider]:  # type: ignore[empty-body]
     """Observers with settings of their own. Factory: ``(config, context: ObserverContext) ->
     Observer``, called in a process of the observer's own.

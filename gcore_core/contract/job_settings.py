@@ -236,14 +236,6 @@ class FilterSettings(Choice):
 
 
 @dataclass
-class SamplingSettings(Choice):
-    """Says how the records of a group are drawn."""
-
-    use: str = "core/plain"
-    """Says how the records of a group are drawn: all at once, or some of them from earlier ones."""
-
-
-@dataclass
 class BalanceSettings(Choice):
     """Splits records over data-parallel ranks."""
 
@@ -427,6 +419,14 @@ class ObserverSettings(Choice):
 class JobSettings:
     """The root of the YAML."""
 
+    GONE_KEYS: ClassVar[dict[str, Callable[[], str]]] = {
+        "sampling": lambda: (
+            "remove it; to draw, look at the answer and draw again, write an environment, as "
+            f"recipes/refine.yaml does: {install_command('gcore-environments')}, environment.use: "
+            "environments"
+        )
+    }
+
     run: RunSettings = field(default_factory=RunSettings)
     launcher: LauncherSettings = _choice("launcher", LauncherSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
@@ -436,7 +436,6 @@ class JobSettings:
     advantage: AdvantageSettings = _choice("advantage", AdvantageSettings)
     objective: ObjectiveSettings = _choice("objective", ObjectiveSettings)
     filter: FilterSettings = _choice("filter", FilterSettings)
-    sampling: SamplingSettings = _choice("sampler", SamplingSettings)
     balance: BalanceSettings = _choice("balancer", BalanceSettings)
     sentinel: SentinelSettings = _choice("sentinel", SentinelSettings)
     placement: PlacementSettings = _choice("placement", PlacementSettings)

@@ -266,11 +266,6 @@ class FilterProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerProvider(Provider):
-    """Describes a sampling program, which says how the records of a group are drawn."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SentinelProvider(Provider):
     """Describes what watches whether generators compute what the trainer computes.
 
@@ -398,7 +393,6 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "objective": ("gcore_objectives", ObjectiveProvider),
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
-    "sampler": ("gcore_samplers", SamplerProvider),
     "sentinel": ("gcore_sentinels", SentinelProvider),
     "observer": ("gcore_observers", ObserverProvider),
     "dataset": ("gcore_datasets", DatasetProvider),
