@@ -25,6 +25,7 @@ PROVIDER_HOOKS = {
     "gcore_advantages": [],
     "gcore_objectives": [],
     "gcore_balancers": [],
+    "gcore_environments": [],
     "gcore_sentinels": [],
     "gcore_observers": [],
     "gcore_filters": [],

@@ -23,7 +23,7 @@ def _samples_differ(job: ResolvedJob) -> Iterator[str]:
     """The samples of a prompt are not all the same where they are compared with each other."""
     path = f"roles.{ROLLOUT}"
     setting = traits_of(job.objects.get(path)).samples_alike
-    if not setting:
+    if not setting or "environment" in job.provided:  # it may show each sample something else
         return
     name = setting.partition("=")[0]
     yield (

@@ -199,9 +199,10 @@ def _shape(plan: ResolvedJob, role: str, kind: str, facts: Mapping[str, int]) ->
 
 def _tells_of(plan: ResolvedJob, role: str) -> bool:
     """Returns whether a role's records are those of the rows that were counted: judges have prompts
-    of their own.
+    of their own, and in an environment an episode is longer than its row.
     """
-    return role == ROLLOUT or plan.provided[f"roles.{role}"].kind == "trainer"
+    is_trainer = plan.provided[f"roles.{role}"].kind == "trainer"
+    return (role == ROLLOUT or is_trainer) and "environment" not in plan.provided
 
 
 def _records(plan: ResolvedJob, role: str) -> int:
