@@ -50,8 +50,8 @@ HEAVY = (
     "vllm",
 )
 _EPISODES = (
-    "remove it and the section sampling; write an environment, whose episodes draw, look and draw "
-    "again: docs/how-to/move-to-0.3.md"
+    "remove it and the section sampling; choose an environment, whose episodes draw, look at the "
+    "answer and draw again: docs/how-to/move-to-0.3.md"
 )
 #: Name of a plugin that this project had and deleted -> what to do in its place.
 DELETED = {

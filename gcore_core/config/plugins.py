@@ -40,8 +40,8 @@ from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 _REFERENCES = ("factory", "memory", "twin", "opens", "parser")
 #: Hook that 0.2 had and 0.3 has not -> what to do in its place.
 _GONE_HOOKS = {
-    "gcore_samplers": "remove it; draw, look and draw again in one episode of an environment: "
-    "docs/how-to/move-to-0.3.md"
+    "gcore_samplers": "remove it; draw, look at the answer and draw again in one episode of an "
+    "environment: docs/how-to/move-to-0.3.md"
 }
 #: Called with plugin, hook and error when an observer raises for the first time.
 ReportFailure = Callable[[str, str, Exception], None]

@@ -427,12 +427,9 @@ class ObserverSettings(Choice):
 class JobSettings:
     """The root of the YAML."""
 
-    GONE_KEYS: ClassVar[dict[str, Callable[[], str]]] = {
-        "sampling": lambda: (
-            "remove it; to draw, look at the answer and draw again, write an environment, as "
-            f"recipes/refine.yaml does: {install_command('gcore-environments')}, environment.use: "
-            "environments"
-        )
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "sampling": "remove it; choose an environment, whose episodes draw, look at the answer and "
+        "draw again: docs/how-to/move-to-0.3.md"
     }
 
     run: RunSettings = field(default_factory=RunSettings)
