@@ -38,13 +38,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a lost sample is forgotten": (
         Ledger,
-        "_unfinished_of",
-        "for lease, samples in missing if samples]",
-        "for lease, samples in missing if samples][1:]",
+        "take_back",
+        "return again",
+        "return again[1:]",
     ),
     "what is lost is counted as drawn": (
         Ledger,
-        "unfinished",
+        "take_back",
         "if s not in group.records",
         "if s and s not in group.records",
     ),
