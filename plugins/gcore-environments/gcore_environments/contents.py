@@ -312,8 +312,6 @@ def _joined(messages: Sequence[Message]) -> str:
 
 def _without_added_tokens(backend: Any) -> Any:
     """Returns a copy of a tokenizer that knows no added token, and puts nothing around a text."""
-    from tokenizers import Tokenizer
-
     described = json.loads(backend.to_str())
     described["added_tokens"] = []
     described["post_processor"] = described["truncation"] = described["padding"] = None
@@ -324,7 +322,7 @@ def _without_added_tokens(backend: Any) -> Any:
             part["add_prefix_space"] = False
         if part.get("type") == "Prepend":
             part["prepend"] = ""
-    return Tokenizer.from_str(json.dumps(described))
+    return type(backend).from_str(json.dumps(described))
 
 
 def _parts_of(described: Any) -> Iterator[dict[str, Any]]:
