@@ -138,7 +138,7 @@ class SglangGenerator:
         except BaseException:
             self._server.close()
             raise
-        self._context_length = min(
+        self._context_length: int = min(
             length or server_info["max_req_input_len"], server_info["max_req_input_len"]
         )
 

@@ -70,7 +70,7 @@ class TokensContract(Drains):
         self, generator: Any, wholes: list[Finished]
     ) -> None:
         """They are the prompt, whatever its text says, also where no text has such tokens."""
-        asked = []
+        asked: list[SampleRequest] = []
         for whole in wholes:
             ids = whole.columns["prompt_ids"]
             ids = np.concatenate([ids, whole.columns["action_ids"], ids[::-1], ids])
@@ -142,7 +142,7 @@ class TokensContract(Drains):
         self, generator: Any, wholes: list[Finished]
     ) -> None:
         """Its answer is the beginning of the whole one; a limit over the settings' changes none."""
-        asked = []
+        asked: list[SampleRequest] = []
         for most in (1, 2, 0, 10**6):
             for whole in wholes:
                 ids = whole.columns["prompt_ids"]
@@ -166,7 +166,7 @@ class TokensContract(Drains):
         with_text = [whole for whole in wholes if _text(whole).strip("\ufffd")]
         assert with_text, "no answer has a text"
         stops = [_text(whole).strip("\ufffd")[0] for whole in with_text]
-        asked = []
+        asked: list[SampleRequest] = []
         for whole, stop in zip(with_text, stops, strict=True):
             turn = _turn(len(asked), whole.columns["prompt_ids"])
             asked += [replace(turn, stop=("never said", stop)), replace(turn, sample=1)]
