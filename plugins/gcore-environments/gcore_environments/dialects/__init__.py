@@ -35,9 +35,13 @@ def find(path: str) -> Dialect | None:
     """The dialect that is served at a path."""
     from gcore_environments.dialects.chat import Chat
     from gcore_environments.dialects.generate import Generate
+    from gcore_environments.dialects.messages import Messages
+    from gcore_environments.dialects.responses import Responses
 
     dialects: dict[str, Dialect] = {
         "/v1/chat/completions": Chat(),
         "/inference/v1/generate": Generate(),
+        "/v1/messages": Messages(),
+        "/v1/responses": Responses(),
     }
     return dialects.get(path)
