@@ -9,7 +9,7 @@ that plugin (``gcore_check``).
     roles name each other       _follows, _learners, _judges
     rewards                     _rewards, _named_rewards, _asked_alone
     the step program calls it   _uncalled
-    who can do what             _sleeping_trainers, _images, _routing
+    who can do what             _sleeping_trainers, _images, _routing, _environment
     columns have a giver        column_checks
     interpreters have it all    interpreters
 
@@ -94,6 +94,7 @@ def problems_of(job: ResolvedJob, roles: Mapping[str, RoleProvider]) -> list[str
         *_sleeping_trainers(job),
         *_images(job),
         *_routing(job),
+        *_environment(job),
         *column_checks.problems_of(job, roles),
     ]
 
@@ -140,7 +141,8 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
     """
     kind = provided[f"roles.{role}"].kind
     if kind == "generator":
-        return ["data", "evaluation.data", *(["sampling"] if role == ROLLOUT else [])]
+        acting = ["sampling", "environment"] if role == ROLLOUT else []
+        return ["data", "evaluation.data", *acting]
     if kind != "trainer":
         return []
     own = f"roles.{role}.objective"
@@ -504,4 +506,23 @@ def _routing(job: ResolvedJob) -> Iterator[str]:
             f"experts computed a token, and {policy.reference}, which roles.{POLICY} uses, is to "
             "replay them; take a generator with the trait routing, such as torch, or settings that "
             f"have it, or set roles.{POLICY}.config not to need them."
+        )
+
+
+def _environment(job: ResolvedJob) -> Iterator[str]:
+    """A policy that acts in an environment has a generator that goes on behind given tokens."""
+    environment = job.provided.get("environment")
+    rollout = job.provided.get(f"roles.{ROLLOUT}")
+    if environment is None:
+        return
+    if rollout is None:
+        yield (
+            f"environment: this job has no roles.{ROLLOUT}, so nobody acts in "
+            f"{environment.reference}; add that role, or leave the section out."
+        )
+    elif not traits_of(job.objects.get(f"roles.{ROLLOUT}")).tokens:
+        yield (
+            f"roles.{ROLLOUT}.use: {rollout.reference} cannot go on behind given tokens, as "
+            f"environment.use ({environment.reference}) has it do; take a generator with the trait "
+            "tokens, such as torch, vllm or sglang."
         )

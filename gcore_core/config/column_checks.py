@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -176,11 +176,20 @@ def _from_trainer(job: ResolvedJob, path: str) -> frozenset[str]:
     return FROM_TRAINER
 
 
+def rollout_columns(provided: Mapping[str, ChosenProvider]) -> list[str]:
+    """Returns the columns of the rollout's records that not every generator writes.
+
+    The environment's come last.
+    """
+    makers = [provided.get(path) for path in (f"roles.{ROLLOUT}", "environment")]
+    return [name for maker in makers if maker for name in getattr(maker.spec, "columns", ())]
+
+
 def _from_generator(job: ResolvedJob, path: str) -> Set[str]:
-    """Returns the columns of the rollout's records that not every generator writes."""
-    rollout = job.provided.get(f"roles.{ROLLOUT}")
-    columns: Sequence[str] = getattr(rollout.spec, "columns", ()) if rollout else ()
-    return frozenset() if path == "advantage" else frozenset(columns)
+    """Returns which columns of the rollout's records what is chosen at a path is given."""
+    if path == "advantage" and not is_of_actions(job.provided):
+        return frozenset()
+    return frozenset(rollout_columns(job.provided))
 
 
 def _not_supplied(job: ResolvedJob, path: str, name: str, supplied: Set[str]) -> str:

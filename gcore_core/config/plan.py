@@ -60,6 +60,7 @@ from gcore_core.contract.job_settings import (
     POLICY,
     ROLLOUT,
     DataSettings,
+    EnvironmentSettings,
     JobSettings,
     ObjectiveSettings,
     ObserverSettings,
@@ -439,6 +440,8 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
             tree.roles[str(name)].objective = OmegaConf.structured(ObjectiveSettings)
     if _get(user, "evaluation.data") is not None:
         tree.evaluation.data = OmegaConf.structured(DataSettings)
+    if _get(user, "environment") is not None:
+        tree.environment = OmegaConf.structured(EnvironmentSettings)
     return tree
 
 

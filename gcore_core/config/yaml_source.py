@@ -23,6 +23,8 @@ _OVERRIDE = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 #: The origin of a value that an override on the command line has set begins with this.
 OVERRIDE = "override "
 _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w{0,9}")
+#: A name in a Python file, such as games.py:Maze.
+_IN_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
 #: What OmegaConf takes for the beginning of a reference, and the backslashes before it.
 _LITERAL = re.compile(r"(\\*)\$\{")
 
@@ -200,6 +202,20 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
         _resolve_role(role.config, base)
         if isinstance(role.model.get("make"), MutableMapping):
             _resolve(role.model["make"], base, hub=False)
+    if settings.environment is not None:
+        _resolve_environment(settings.environment.config, base)
+
+
+def _resolve_environment(config: MutableMapping[str, Any], base: Path) -> None:
+    """Makes what an environment opens absolute: paths, ``file.py:NAME``, and its ``python``."""
+    _resolve_role(config, base)
+    for key, value in list(config.items()):
+        if isinstance(value, str) and _IN_FILE.fullmatch(value):
+            file, _, name = value.rpartition(":")
+            config[key] = f"{anchored(file, base)}:{name}"
+    if python := config.get("python"):
+        where = "environment.config.python"
+        config["python"] = _interpreter(venvs.resolve(python, where=where), base)
 
 
 def _resolve_role(config: MutableMapping[str, Any], base: Path) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,8 @@ COLUMN_DTYPES = ("float32", "int32")
 ROUTING = "routing"
 #: The column that says which version of the weights sampled each action; see ``SampledBy``.
 VERSION = "version"
+#: The column that tells the sequences of a record; ``gcore_language.sequences`` reads it.
+SEQUENCES = "sequences"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -167,23 +169,28 @@ def action_ages(columns: Columns, actions: int, first: int, step: int) -> np.nda
     return np.where(versions < 0, 0, np.maximum(step - versions, 0))
 
 
-def version_problem(column: np.ndarray, actions: int, versions: tuple[int, int]) -> str:
+def version_problem(
+    column: np.ndarray, actions: int, versions: tuple[int, int], begins: Sequence[int] = ()
+) -> str:
     """Returns what is wrong with a record's column ``VERSION``; empty when nothing is.
 
-    It is int32[A] and never falls. It begins with the record's first version, and has none behind
-    the last one.
+    It is int32[A] and never falls within a sequence. The oldest is the record's first version, and
+    none is behind the last one.
 
     actions: A, at least 1.
     versions: the record's.
+    begins: the actions with which further sequences of the record begin.
     """
     if column.dtype != np.int32 or column.shape != (actions,):
         actual = f"{column.dtype}{list(column.shape)}"
         return f"column {VERSION!r} is {actual}, it must be int32[{actions}]"
-    if (np.diff(column) < 0).any():
+    falls = np.flatnonzero(np.diff(column) < 0) + 1
+    if not np.isin(falls, begins).all():
         return f"column {VERSION!r} falls: weights get newer while an answer is sampled"
-    if column[0] != versions[0] or column[-1] > versions[1]:
+    oldest, newest = column.min(), column.max()
+    if oldest != versions[0] or newest > versions[1]:
         return (
-            f"column {VERSION!r} goes from {column[0]} to {column[-1]}, and the record says that "
+            f"column {VERSION!r} goes from {oldest} to {newest}, and the record says that "
             f"versions {versions[0]} to {versions[1]} sampled it"
         )
     return ""

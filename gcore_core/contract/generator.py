@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from gcore_core.contract.sentinel import Compared, Finding
 class SampleRequest:
     """Asks for one sample.
 
-    Requests of one ``ordinal`` share prompt and images, so an engine may encode these once.
+    Requests of one ``ordinal`` share prompt, images and ids, so an engine may encode these once.
 
     ordinal, sample: name the sample among those under way.
     seed: 63 bits; all randomness of the sample follows from it.
@@ -30,6 +30,12 @@ class SampleRequest:
     attempt: how often it was asked for and lost before.
     images: uint8[H, W, C] each, for places of the prompt after the ``prompt.images``;
         only with the trait ``images``.
+    ids: int32[P], the tokens of the prompt where they are known; the prompt is then not encoded.
+        They are read as they are, also where they end with what ends an answer.
+    most: most actions of this answer, where the settings allow more; 0: as the settings say.
+    stop: texts that end this answer, besides those of the settings.
+
+    The last three come only with the trait ``tokens``.
     """
 
     ordinal: int
@@ -39,6 +45,9 @@ class SampleRequest:
     greedy: bool = False
     attempt: int = 0
     images: Sequence[np.ndarray] = ()
+    ids: np.ndarray | None = None
+    most: int = 0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +78,22 @@ class Finished:
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Samples records in three verbs. Calls come one at a time, in the main thread.
+class Draws(Protocol):
+    """Draws records in three verbs. Calls come one at a time, in the main thread.
 
-    version: of the weights that it holds.
+    A generator does, and so does an environment that is built around the policy's generator. Where
+    the job has an environment, samples are asked of it alone. It then sees whatever is asked of the
+    generator, also what is not its own:
+
+        ordinals from 0      rows of the data; an environment plays an episode of each
+        ordinals below 0     rows of an evaluation, played in the same way
+        ordinals from 2^48   questions of rewards (``FIRST_QUESTION``): it hands them on to the
+                             generator as they are, and returns the answers
+
+    It asks the generator for turns under ordinals from 2^52 (``FIRST_TURN``). A push or a sleep of
+    the generator may come between any two calls. At a push, what the generator draws goes on as
+    its traits say; before a sleep, everything that somebody waits for has ended.
     """
-
-    version: int
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         """Queues requests; returns at once. They may join a batch that is already running."""
@@ -83,7 +101,7 @@ class Generator(Protocol):
     def step(self) -> list[Finished]:
         """Advances every unfinished sample by one unit of work.
 
-        Returns the records that ended, perhaps none. A generator none of whose records ends for
+        Returns the records that ended, perhaps none. One none of whose records ends for
         ``run.patience_s`` counts as hung and is killed, unless it calls ``WorkerContext.progress``.
         It calls that for actions that it has sampled, and not where a step has done nothing.
         """
@@ -95,11 +113,55 @@ class Generator(Protocol):
         ended meanwhile has the status that it ended with. Keys of samples that do not run are
         ignored.
 
-        Trait ``abort``. It is called before a sleep, with samples that nobody waits for.
+        Trait ``abort`` of the generator. It is called before a sleep, with samples that nobody
+        waits for. An environment also ends what it has asked its generator for them.
         """
 
     def close(self) -> None:
-        """Frees devices and processes. Unfinished samples are lost; no other call follows."""
+        """Frees devices and processes. Unfinished samples are lost; no other call follows.
+
+        An environment leaves its generator open, which is closed after it.
+        """
+
+
+@runtime_checkable
+class Generator(Draws, Protocol):
+    """Samples records of a policy or a judge.
+
+    version: of the weights that it holds.
+    """
+
+    version: int
+
+
+@runtime_checkable
+class TakesTokens(Protocol):
+    """Goes on behind given tokens: trait ``tokens``.
+
+    It honours ``SampleRequest.ids``, ``most`` and ``stop``, and tells an environment how it writes.
+    A sample that is drawn in several requests, each with the ids so far, is what one request would
+    have drawn only where its randomness follows from seed and place; the seeds are the asker's.
+    """
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, of Hugging Face's transformers."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+
+    @property
+    def max_actions(self) -> int:
+        """The most actions of an answer, by the settings."""
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of prompt and answer together; 0: nobody knows."""
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of what is not greedy, by the settings."""
 
 
 @runtime_checkable

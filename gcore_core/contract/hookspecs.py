@@ -128,6 +128,13 @@ def gcore_samplers() -> Iterable[p.SamplerProvider]:  # type: ignore[empty-body]
 
 
 @hookspec
+def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
+    """What the policy acts in, over several turns. Factory: ``(config, context: WorkerContext,
+    generator: Generator) -> Draws``, called in each of the policy's generators, around it.
+    """
+
+
+@hookspec
 def gcore_observers() -> Iterable[p.ObserverProvider]:  # type: ignore[empty-body]
     """Observers with settings of their own. Factory: ``(config, context: ObserverContext) ->
     Observer``, called in a process of the observer's own.

@@ -244,6 +244,14 @@ class SamplingSettings(Choice):
 
 
 @dataclass
+class EnvironmentSettings(Choice):
+    """Says what the policy acts in, over several turns."""
+
+    use: str = MISSING
+    """What the policy acts in, over several turns."""
+
+
+@dataclass
 class BalanceSettings(Choice):
     """Splits records over data-parallel ranks."""
 
@@ -437,6 +445,10 @@ class JobSettings:
     objective: ObjectiveSettings = _choice("objective", ObjectiveSettings)
     filter: FilterSettings = _choice("filter", FilterSettings)
     sampling: SamplingSettings = _choice("sampler", SamplingSettings)
+    environment: EnvironmentSettings | None = field(default=None, metadata={KIND: "environment"})
+    """What the policy acts in over several turns, by ``use`` and ``config``. ``null``: it answers
+    each prompt once.
+    """
     balance: BalanceSettings = _choice("balancer", BalanceSettings)
     sentinel: SentinelSettings = _choice("sentinel", SentinelSettings)
     placement: PlacementSettings = _choice("placement", PlacementSettings)

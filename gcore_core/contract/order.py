@@ -7,6 +7,11 @@ from functools import lru_cache
 
 from gcore_core.contract.errors import DataError
 
+#: Ordinals from here on are of a reward's questions; no record comes this far.
+FIRST_QUESTION = 1 << 48
+#: Ordinals from here on are of the turns that an environment asks its generator for.
+FIRST_TURN = 1 << 52
+
 _ROUNDS = 6
 _MASK64 = (1 << 64) - 1
 

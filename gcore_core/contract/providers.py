@@ -271,6 +271,21 @@ class SamplerProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentProvider(Provider):
+    """Describes what the policy acts in, around its generator, which has the trait ``tokens``.
+
+    columns: names of further per-action columns, float32[A], that all its records have, such as
+        ``("turn_reward",)``. An objective, or an advantage of level "action", may require them.
+    """
+
+    columns: tuple[str, ...] = ()
+
+    def problems(self, plugin: str) -> list[str]:
+        specs = (ColumnSpec(name=name) for name in self.columns)
+        return super().problems(plugin) + _problems_of(specs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SentinelProvider(Provider):
     """Describes what watches whether generators compute what the trainer computes.
 
@@ -399,6 +414,7 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
     "sampler": ("gcore_samplers", SamplerProvider),
+    "environment": ("gcore_environments", EnvironmentProvider),
     "sentinel": ("gcore_sentinels", SentinelProvider),
     "observer": ("gcore_observers", ObserverProvider),
     "dataset": ("gcore_datasets", DatasetProvider),

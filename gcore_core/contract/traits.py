@@ -113,6 +113,9 @@ class Traits:
     drops_weights: bool = _trait(False, "generator")
     """It keeps no weights in host memory while it sleeps, so the core counts none there."""
 
+    tokens: bool = _trait(False, generator="generator:TakesTokens")
+    """It goes on behind given tokens, with limits and stops of each request."""
+
     samples_alike: str = _trait("", "generator")
     """Which setting makes all samples of a prompt alike, such as "temperature=0"; "": they may
     differ. The plugin of an advantage that compares samples refuses them."""

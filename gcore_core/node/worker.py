@@ -96,7 +96,7 @@ class Worker:
         self._give_up = give_up
         self._limits = limits or ThreadedLimits()
         self._service = Service(spec.name, network.deadlines)
-        self._closing: list[Callable[[], Any]] = []  # called at the worker's end
+        self._closing: list[Callable[[], Any]] = []  # called at its end, the last first
         self._versions = handshake.versions(spec.versions.plugins)
 
     async def run(self) -> None:
@@ -128,7 +128,7 @@ class Worker:
             await self._network.peer("supervisor").call(FAILED, to_wire(error, spec.name))
             raise
         finally:
-            for close in self._closing:
+            for close in reversed(self._closing):
                 await self._compute(close)
 
     async def _compute(self, work: Callable[..., T], *args: Any) -> T:
@@ -227,8 +227,13 @@ class Worker:
         from gcore_core.workers.push import DtypeSetting
 
         spec = self._spec
-        backend = build(spec.factories["backend"], self._context(settings))
+        context = self._context(settings)
+        backend = build(spec.factories["backend"], context)
         self._closing.append(backend.close)
+        draws = None
+        if "environment" in spec.factories:
+            draws = build(spec.factories["environment"], context, backend)
+            self._closing.append(draws.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
         return GeneratorShell(
             backend,
@@ -242,6 +247,7 @@ class Worker:
             replica=spec.rank,
             sampling=build(spec.factories["sampling"]) if "sampling" in spec.factories else None,
             note=note,
+            draws=draws,
         )
 
     def _annotator(self, settings: AnnotatorSettings, service: Service) -> None:

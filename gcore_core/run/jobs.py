@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs, to_builtins
 
-from gcore_core.config.column_checks import is_of_actions
+from gcore_core.config.column_checks import is_of_actions, rollout_columns
 from gcore_core.config.plan import Plan, trained_roles
 from gcore_core.contract.factories import FactorySpec
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
@@ -24,7 +24,6 @@ from gcore_core.contract.launching import Launcher, Site
 from gcore_core.contract.local_files import files_beside
 from gcore_core.contract.providers import (
     ControllerProvider,
-    GeneratorProvider,
     RewardProvider,
     SentinelProvider,
 )
@@ -247,7 +246,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         )
     else:
         factories |= _dataset_factories(job)
-        factories |= _chosen_factories(job, "sampling") if role == ROLLOUT else {}
+        factories |= _chosen_factories(job, "sampling", "environment") if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,
@@ -471,12 +470,6 @@ def _workers_of_each_replica(job: Job, role: str) -> list[list[str]]:
     return [workers[i : i + size] for i in range(0, len(workers), size)]
 
 
-def _rollout_columns(job: Job) -> tuple[str, ...]:
-    rollout = job.plan.provided.get(f"roles.{ROLLOUT}")
-    spec = rollout.spec if rollout else None
-    return spec.columns if isinstance(spec, GeneratorProvider) else ()
-
-
 def _dataset_factories(job: Job) -> dict[str, FactorySpec]:
     return {f"dataset/{name}": job.plan.factory(DATASET_SECTIONS[name]) for name in job.rows}
 
@@ -505,7 +498,7 @@ def _context(job: Job, site: Site, role: str, rank: int) -> PlainContext:
         columns=tuple(column.name for column in job.plan.columns.get(role, ())),
         given=(
             *(column.name for columns in job.plan.columns.values() for column in columns),
-            *_rollout_columns(job),
+            *rollout_columns(job.plan.provided),
         ),
     )
 

@@ -57,7 +57,7 @@ LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
 #: still go on where it is.
 _FIXED = re.compile(
     r"run\.(seed|dir)|(data|advantage|rewards|evaluation\.data|roles\.[^.]+\.model)(\..+)?"
-    r"|roles\..+[._]path"
+    r"|environment\.use|roles\..+[._]path"
 )
 #: Keys of what a role opens; one that makes its model has its path, not that of what makes it.
 _MODEL = re.compile(r"roles\.(?!.*\.make\.).+[._]path")
@@ -81,6 +81,8 @@ def check_parts(plan: Plan) -> None:
     for role, node in plan.settings.roles.items():
         if not node.python:
             _check_module(plan, f"roles.{role}")
+            if role == ROLLOUT and "environment" in plan.provided:
+                _check_module(plan, "environment")
         _check_model(role, node.model)
     for name in plan.settings.observers:
         _check_module(plan, f"observers.{name}")

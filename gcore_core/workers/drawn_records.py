@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gcore_core.contract.columns import VERSION, version_problem
+from gcore_core.contract.columns import SEQUENCES, VERSION, version_problem
 from gcore_core.contract.errors import ContractError, RecordMismatch
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
@@ -245,7 +245,9 @@ def _check_version_column(record: Finished) -> None:
     if column is None:
         return
     actions = record.columns["action_ids"].size
-    if problem := version_problem(column, actions, record.versions):
+    sequences = record.columns.get(SEQUENCES, column[:0])  # each row begins with its first action
+    begins = [begin for begin, *_ in sequences.tolist()]
+    if problem := version_problem(column, actions, record.versions, begins):
         raise ContractError(
             f"record {name_of(*_key(record))}: {problem}",
             where="generate",

@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import (
+    Draws,
     ExplainsGaps,
     Finished,
     Generator,
@@ -75,11 +76,13 @@ log = logging.getLogger(__name__)
 class GeneratorShell:
     """Serves one replica's endpoints around its backend.
 
+    backend: holds the weights, sleeps and explains.
     restarted: its process takes the place of one that ended.
     setting: what the configuration says of the dtype that the backend holds, for errors.
     replica: its number among the replicas of its role.
     sampling: makes the prompts of records that are made from earlier ones; None where none are.
     note: says to the next process that this one sleeps; None: nobody is told.
+    draws: samples are asked of it, the environment around the backend; None: of the backend.
     """
 
     def __init__(
@@ -96,8 +99,10 @@ class GeneratorShell:
         replica: int = 0,
         sampling: SamplingProgram | None = None,
         note: SleepNote | None = None,
+        draws: Draws | None = None,
     ) -> None:
         self._backend = backend
+        self._draws = draws or backend
         self._note = note or SleepNote()
         self._datasets = datasets
         self._compute = compute
@@ -110,7 +115,7 @@ class GeneratorShell:
         self._asking = Asking(store.reader())
         self._refined = RefinedPrompts(store.reader(), sampling)
         self._ends = EndReasons()
-        self._engine = EngineDriver(backend, compute, settings.batch_s, self)
+        self._engine = EngineDriver(self._draws, compute, settings.batch_s, self)
         lock = self._engine.lock
         self._weights = WeightsFollower(
             backend, compute, network, lock, settings.follows, setting, Here(*store.place)
@@ -223,7 +228,7 @@ class GeneratorShell:
         if self._aborts:
             async with self._engine.lock:
                 if keys := self._records.give_up():
-                    await self._compute(self._backend.abort, keys)
+                    await self._compute(self._draws.abort, keys)
         await self._engine.idle()
         self._records.release(request.release_before)
         async with self._engine.lock:
@@ -411,18 +416,19 @@ class Owner(Protocol):
 
 
 class EngineDriver:
-    """Holds the backend's lock, and steps it while its owner is owed samples.
+    """Holds the backend's lock, and steps what draws while its owner is owed samples.
 
     Records that end are progress. In between only the backend knows whether it works: it calls
     ``WorkerContext.progress`` for actions that it has sampled.
 
+    draws: the backend, or the environment around it.
     lock: held to load weights or to put the engine to sleep, so that no step runs then.
     batch_s: seconds for which the engine steps on before its records are handed over, so that those
         that end close together travel in one message.
     """
 
-    def __init__(self, backend: Generator, compute: Compute, batch_s: float, owner: Owner) -> None:
-        self._backend = backend
+    def __init__(self, draws: Draws, compute: Compute, batch_s: float, owner: Owner) -> None:
+        self._draws = draws
         self._compute = compute
         self._owner = owner
         self._batch_s = batch_s
@@ -438,7 +444,7 @@ class EngineDriver:
         """Queues samples while the lock is held."""
         if not requests:
             return
-        await self._compute(self._backend.submit, requests)
+        await self._compute(self._draws.submit, requests)
         if self._driving is None or self._driving.done():
             self._driving = asyncio.ensure_future(self._drive())
 
@@ -466,7 +472,7 @@ class EngineDriver:
 
     def _step_for_a_while(self) -> list[Finished]:
         until_s = time.perf_counter() + self._batch_s
-        finished = self._backend.step()
+        finished = self._draws.step()
         while time.perf_counter() < until_s and len(finished) < self._owner.owed():
-            finished += self._backend.step()
+            finished += self._draws.step()
         return finished

@@ -1,7 +1,7 @@
 """Lets a generator answer questions of rewards; the same engine draws them, and text goes back.
 
-Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_ORDINAL`` on, so that
-what the engine has finished can be told apart from records by its key.
+Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_QUESTION`` on, so
+that what the engine has finished can be told apart from records by its key.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import itertools
 from dataclasses import dataclass, field
 
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.order import sample_seed
+from gcore_core.contract.order import FIRST_QUESTION, sample_seed
 from gcore_core.runtime.messages import AnswerItem, AskRequest, short_reason
 from gcore_core.store.client import StoreReader
 from gcore_core.wire.service import Call
 
 Key = tuple[int, int]
-FIRST_ORDINAL = 1 << 48  # of questions; records never come this far
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Asking:
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
-        self._ordinals = itertools.count(FIRST_ORDINAL)
+        self._ordinals = itertools.count(FIRST_QUESTION)
         self._open: list[OpenRequest] = []
 
     def __len__(self) -> int:
@@ -96,7 +95,7 @@ class Asking:
 
         An answer whose request was closed belongs to nobody: it is dropped.
         """
-        records = [one for one in finished if one.request.ordinal < FIRST_ORDINAL]
+        records = [one for one in finished if one.request.ordinal < FIRST_QUESTION]
         for opened in self._open:
             answered = [one for one in finished if _key(one) in opened.missing]
             if answered:

@@ -26,6 +26,7 @@ PROVIDER_HOOKS = {
     "gcore_objectives": [],
     "gcore_balancers": [],
     "gcore_samplers": [],
+    "gcore_environments": [],
     "gcore_sentinels": [],
     "gcore_observers": [],
     "gcore_filters": [],

@@ -243,6 +243,16 @@ def machines_left(world: World) -> None:
     asyncio.run(placing)
 
 
+def acts(world: World, *overrides: str) -> None:
+    """Reads a job whose policy acts in an environment; its generator takes prompts as texts."""
+    world.installed.add(
+        "games",
+        HEAD + "@hookimpl\ndef gcore_environments():\n"
+        "    yield p.EnvironmentProvider(summary='-', factory='gcore_games:Games')\n",
+    )
+    world.load("environment.use=games", *overrides)
+
+
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
     "Configuration": {
         "no such file": lambda w: load_plan(w.directory / "jbo.yaml"),
@@ -271,6 +281,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "misspelt role": lambda w: w.load("roles.juge.use=fake"),
         "misspelt provider": lambda w: w.load("filter.use=core/variedd"),
         "provider of another kind": lambda w: w.load("placement.use=fake"),
+        "environment that is not there": lambda w: w.load("environment.use=fake/nowhere"),
+        "environment without a name": lambda w: w.load("environment.config.turns=3"),
+        "environment around a generator that takes no tokens": lambda w: acts(w),
         "follows nobody": lambda w: w.load("roles.rollout.follows=polizy"),
         "unknown key asked for": lambda w: w.load().why("run.stepz"),
         "local file is missing": lambda w: w.load("local=[rewards.py]"),

@@ -93,3 +93,9 @@ async def test_a_column_that_cannot_be_right_is_named(wrong: np.ndarray, problem
 def test_a_column_that_can_be_right_is_no_problem() -> None:
     assert version_problem(column(4, 5), 2, (4, 5)) == ""
     assert version_problem(column(4, 5), 2, (4, 6)) == "", "aborted after a push, for example"
+
+
+def test_versions_may_fall_where_another_sequence_of_the_record_begins_and_nowhere_else() -> None:
+    assert version_problem(column(4, 5, 4), 3, (4, 5), [2]) == ""
+    assert "falls" in version_problem(column(4, 5, 4), 3, (4, 5), [1])
+    assert version_problem(column(5, 4), 2, (4, 5), [1]) == "", "the oldest need not be the first"
