@@ -1,4 +1,4 @@
-"""Records of one ordinal answer one prompt, unless they are episodes, which begin by their seeds."""
+"""Records of one ordinal answer one prompt; episodes of one may begin differently, by their seeds."""
 
 from __future__ import annotations
 
