@@ -1,4 +1,4 @@
-"""Records of one ordinal answer one prompt; episodes of one may begin differently, by their seeds."""
+"""Records of one ordinal answer one prompt; episodes begin as their own seeds have it."""
 
 from __future__ import annotations
 
