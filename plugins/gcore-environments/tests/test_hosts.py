@@ -390,7 +390,7 @@ def test_open_episodes_are_closed_when_all_hosts_end(start: Started, tmp_path: P
     assert {file.name for file in tmp_path.glob("closed.*")} == {f"closed.{i}" for i in range(4)}
 
 
-@pytest.mark.parametrize("does", ["wait", "loop", "hold"])
+@pytest.mark.parametrize("does", ["wait", "loop", "hold", "stop"])
 def test_a_host_ends_when_its_parent_is_killed(tmp_path: Path, does: str) -> None:
     program = f"""
 import sys
