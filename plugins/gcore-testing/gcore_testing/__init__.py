@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.sentinel import SentinelContract
     from gcore_testing.contracts.site_files import SiteFilesContract
     from gcore_testing.contracts.step_check import StepCheckContract
+    from gcore_testing.contracts.tokens import TokensContract
     from gcore_testing.contracts.trainer import TrainerContract
     from gcore_testing.contracts.view import ViewContract
 
@@ -57,6 +58,7 @@ _HOMES = {
     "SentinelContract": "sentinel",
     "SiteFilesContract": "site_files",
     "StepCheckContract": "step_check",
+    "TokensContract": "tokens",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "ViewContract": "view",
@@ -86,6 +88,7 @@ __all__ = [
     "SentinelContract",
     "SiteFilesContract",
     "StepCheckContract",
+    "TokensContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "ViewContract",
