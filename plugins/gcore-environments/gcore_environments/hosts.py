@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.calls import signal_at_end
 from gcore_environments import sandbox
 
@@ -249,18 +250,21 @@ class Host:
 
 
 def _command(settings: HostSettings) -> sandbox.Command:
-    """Returns how a process is started. Raises sandbox.NoSandbox."""
+    """Returns how a process is started. Raises ConfigError where it cannot be confined."""
     variables = {name: os.environ[name] for name in KEPT if name in os.environ}
     # The order of sets is the same in each process, or a drawn episode could not be drawn again.
     variables = {"PYTHONHASHSEED": "0", **variables, **settings.variables}
-    return sandbox.command(
-        settings.sandbox,
-        python=settings.python,
-        environment=settings.environment,
-        directory=settings.directory,
-        variables=variables,
-        readable=settings.readable,
-    )
+    try:
+        return sandbox.command(
+            settings.sandbox,
+            python=settings.python,
+            environment=settings.environment,
+            directory=settings.directory,
+            variables=variables,
+            readable=settings.readable,
+        )
+    except sandbox.NoSandbox as error:
+        raise ConfigError(f"{error}.", where="environment.config.sandbox") from error
 
 
 class Hosts:
@@ -269,7 +273,8 @@ class Hosts:
     replies: what they say, as (host, message).
     restarts: how many were replaced.
 
-    Raises sandbox.NoSandbox, or OSError where the interpreter cannot be started.
+    Raises ConfigError where they cannot be confined, and OSError where their interpreter cannot be
+    started.
     """
 
     def __init__(self, settings: HostSettings) -> None:

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 from gcore_environments import sandbox
+from gcore_environments.checks import host_problems
 from gcore_environments.hosts import Host, Hosts, HostSettings
+
+from gcore_core.contract.errors import ConfigError
 
 pytestmark = pytest.mark.rest
 
@@ -642,12 +645,24 @@ def test_a_sandbox_that_is_not_to_be_had_is_an_error_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert "there is no docker here" in sandbox.problem("docker")
-    with pytest.raises(sandbox.NoSandbox, match="there is no docker here"):
+    with pytest.raises(ConfigError, match="there is no docker here"):
         Hosts(HostSettings(environment=f"{FILE}:Unruly", sandbox="docker"))
     assert sandbox.problem("none") == ""
     assert "there is no sandbox 'jail'; take one of: none" in sandbox.problem("jail")
     for name in ("none", "confine"):
         assert "interpreter /no/python cannot be started" in sandbox.problem(name, "/no/python")
+
+
+def test_the_check_of_a_job_names_what_cannot_be_had_on_this_machine() -> None:
+    def told(here: bool = True, use: str = "environments", **config: str) -> list[str]:
+        return list(host_problems({"environment": {"use": use, "config": config}}, here))
+
+    (problem,) = told(python="/no/python")
+    assert problem.startswith("environment.config: the interpreter /no/python cannot be started")
+    assert told(here=False, python="/no/python") == told(use="mine", python="/no/python") == []
+    (problem,) = told(environment=f"{FILE.parent}/unrly.py:Unruly")
+    assert f"no such file: {FILE.parent}/unrly.py (did you mean 'unruly.py'?)" in problem
+    assert told() == told(sandbox="none") == list(host_problems({"environment": None}, True)) == []
 
 
 def test_an_interpreter_that_is_too_old_is_an_error_before_anything_starts(
