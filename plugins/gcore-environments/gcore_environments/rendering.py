@@ -412,7 +412,7 @@ class TemplateRenderer:
             return ""
         thinks = self._parser.pairs[0][1]
         missing: list[str] = []
-        tags = sorted({tag for pair in closings.items() for tag in pair}, key=len, reverse=True)
+        tags = sorted({*closings, *closings.values()} - {""}, key=len, reverse=True)
         for match in re.finditer("|".join(map(re.escape, tags)), self._turn(ids)):
             tag = match.group()
             if missing and tag == missing[-1]:
@@ -525,7 +525,8 @@ class TemplateLook:
             return
         tail = _behind_word(followed).lstrip()
         self.end = max((text for text in special if tail.startswith(text)), key=len, default="")
-        self.is_role = bool(self.end) and not _behind_word(alone).lstrip().startswith(self.end)
+        ended = _behind_word(alone).lstrip()
+        self.is_role = bool(self.end) and not any(ended.startswith(text) for text in special)
 
     @cached_property
     def needs_names(self) -> bool:
