@@ -67,6 +67,7 @@ BARS = {
             "rewards.judged.config.config.seed",
         ),
     ),
+    "refine": Bar(metric="sampled/last", seeds=POLICY_SEEDS),
     # a pretrained model: 0.21 before
     "smollm2/notes": Bar(metric="greedy/kept", least=0.9),
     "smollm2/length": Bar(metric="greedy/near"),  # minus the error in tokens

@@ -27,6 +27,7 @@ RECIPES = {
     "digits": ("algorithms", "diffusion", "rewards"),
     "calculator": ("algorithms", "environments", "report", "sentinel", "torch"),
     "calculator_async": ("algorithms", "async", "environments", "report", "sentinel", "torch"),
+    "refine": ("algorithms", "environments", "report", "sentinel", "torch"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
     "smollm2/length": ("algorithms", "report", "sentinel", "torch"),
 }
