@@ -245,7 +245,6 @@ class Worker:
             restarted=spec.restarted,
             setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
             replica=spec.rank,
-            sampling=build(spec.factories["sampling"]) if "sampling" in spec.factories else None,
             note=note,
             draws=draws,
         )

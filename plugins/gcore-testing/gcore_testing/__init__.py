@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.placement import PlacementPolicyContract
     from gcore_testing.contracts.plugin import PluginContract
     from gcore_testing.contracts.remote_store import RemoteStoreContract
-    from gcore_testing.contracts.sampler import SamplerContract
     from gcore_testing.contracts.scorer import ScorerContract
     from gcore_testing.contracts.sentinel import SentinelContract
     from gcore_testing.contracts.site_files import SiteFilesContract
@@ -52,7 +51,6 @@ _HOMES = {
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "RemoteStoreContract": "remote_store",
-    "SamplerContract": "sampler",
     "ScorerContract": "scorer",
     "SentinelContract": "sentinel",
     "SiteFilesContract": "site_files",
@@ -81,7 +79,6 @@ __all__ = [
     "PlacementPolicyContract",
     "PluginContract",
     "RemoteStoreContract",
-    "SamplerContract",
     "ScorerContract",
     "SentinelContract",
     "SiteFilesContract",

@@ -46,7 +46,6 @@ BY_KIND = {
     "observer": "ObserverContract",
     "placement": "PlacementPolicyContract",
     "reward": "ScorerContract",
-    "sampler": "SamplerContract",
     "sentinel": "SentinelContract",
     "trainer": "TrainerContract",
     "view": "ViewContract",
