@@ -20,6 +20,9 @@ class Gymnasium:
     An answer's last number is the action, or the last of the names of actions that it has. One
     without any is told so, and costs ``unread``.
 
+    A row's field ``number`` is the seed in place of the sample's, so that all samples of a prompt
+    begin alike.
+
     id: as ``gymnasium.make`` takes it. "module:id" imports the module first.
     options: what it is made with.
     template: may have {state}, {last}: the largest action, {actions}: names or numbers of all, and
@@ -52,8 +55,9 @@ class Gymnasium:
         self._word = re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", re.IGNORECASE)
 
     async def reset(self, row: dict[str, Any], seed: int) -> Observation:
-        state, _ = self._env.reset(seed=seed % 2**31)
-        self._env.action_space.seed(seed % 2**31)
+        seed = int(row.get("number", seed)) % 2**31
+        state, _ = self._env.reset(seed=seed)
+        self._env.action_space.seed(seed)
         return self._told(state)
 
     async def step(self, reply: Reply) -> Observation:

@@ -21,6 +21,9 @@ _COMMON = {"done", "reward", "metadata"}
 class OpenEnv:
     """Acts in an environment by text. OpenEnv knows no ``truncated``: all that ends is done.
 
+    A row's field ``number`` is the seed in place of the sample's, so that all samples of a prompt
+    begin alike.
+
     cls: "package.module:Class" of the environment; or, in its place,
     base_url: of a server, such as "http://127.0.0.1:8000".
     action: "package.module:Class" of its actions, where ``cls`` is given.
@@ -46,7 +49,7 @@ class OpenEnv:
         self._client: Any = None
 
     async def reset(self, row: dict[str, Any], seed: int) -> Observation:
-        seed %= 2**31
+        seed = int(row.get("number", seed)) % 2**31
         if self._env is not None:
             return self._told(_facts(await self._env.reset_async(seed=seed, episode_id=str(seed))))
         self._client = GenericEnvClient(base_url=self._base_url)

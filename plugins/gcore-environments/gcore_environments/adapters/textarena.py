@@ -21,6 +21,9 @@ class TextArena:
     The reward is ``game`` in a game of one player, else ``PLAYER/game`` of each: "0/game",
     "1/game". The players' names are the library's numbers.
 
+    A row's field ``number`` is the seed in place of the sample's, so that all samples of a prompt
+    begin alike.
+
     game: its id, such as "TicTacToe-v0".
     players: how many the game is begun with.
     options: what it is made with.
@@ -35,11 +38,12 @@ class TextArena:
         self._read: dict[int, str] = {}  # player -> all that it was told
 
     async def reset(self, row: dict[str, Any], seed: int) -> Observation:
+        seed = int(row.get("number", seed)) % 2**31
         random.seed(seed)
         self._random = random.getstate()
         with self._own_random():
             self._env = textarena.make(env_id=self._game, **self._options)
-            self._env.reset(num_players=self._players, seed=seed % 2**31)
+            self._env.reset(num_players=self._players, seed=seed)
             return self._told()
 
     async def step(self, reply: Reply) -> Observation:
