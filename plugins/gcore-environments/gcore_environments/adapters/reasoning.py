@@ -48,7 +48,7 @@ class Reasoning:
         if "number" not in row:
             raise KeyError(
                 "a row has no field number, which says what question it asks; take "
-                "data.train.use: environments/numbers, or write the numbers into the rows"
+                "data.use: environments/numbers, or write the numbers into the rows"
             )
         self._entry = self._questions[int(row["number"]) % self._size]
         told = [m for m in row.get("messages") or [] if m.get("role") == "system"]
