@@ -521,7 +521,7 @@ def _environment(job: ResolvedJob) -> Iterator[str]:
         )
     elif not traits_of(job.objects.get(f"roles.{ROLLOUT}")).tokens:
         yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} cannot go on behind given tokens, as "
-            f"environment.use ({environment.reference}) has it do; take a generator with the trait "
-            "tokens, such as torch, vllm or sglang."
+            f"roles.{ROLLOUT}.use: {rollout.reference} cannot go on behind given tokens under "
+            f"these settings, as environment.use ({environment.reference}) has it do; take a "
+            "generator with the trait tokens, such as torch, vllm or sglang."
         )

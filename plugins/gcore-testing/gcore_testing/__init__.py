@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.sentinel import SentinelContract
     from gcore_testing.contracts.site_files import SiteFilesContract
     from gcore_testing.contracts.step_check import StepCheckContract
+    from gcore_testing.contracts.tokens import TokensContract
     from gcore_testing.contracts.trainer import TrainerContract
     from gcore_testing.contracts.view import ViewContract
 
@@ -55,6 +56,7 @@ _HOMES = {
     "SentinelContract": "sentinel",
     "SiteFilesContract": "site_files",
     "StepCheckContract": "step_check",
+    "TokensContract": "tokens",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "ViewContract": "view",
@@ -83,6 +85,7 @@ __all__ = [
     "SentinelContract",
     "SiteFilesContract",
     "StepCheckContract",
+    "TokensContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "ViewContract",
