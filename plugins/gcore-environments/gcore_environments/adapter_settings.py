@@ -100,7 +100,9 @@ class AviaryConfig(PlayConfig):
     """An environment of aviary. ``python`` has the distribution fhaviary."""
 
     cls: str
-    """package.module:Class, or a name that aviary knows. Modules next to the job file are found."""
+    """file.py:Class, relative to the job file; package.module:Class; or a name that aviary
+    knows.
+    """
     options: Mapping[str, Any] = field(default_factory=dict)
     """What it is made with. Without any, a row's field ``task`` goes to its ``from_task``."""
 
@@ -116,6 +118,8 @@ class McpConfig(PlayConfig):
     """What starts a server, such as [python, server.py]."""
     commands: Sequence[Sequence[str]] = ()
     """What starts each of several servers, in place of ``command``."""
+    path: str = ""
+    """Folder in which servers are started, relative to the job file."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the servers."""
     tool_s: float = 10.0
@@ -136,6 +140,7 @@ class McpConfig(PlayConfig):
         commands = self.commands or [self.command]
         return f"{_ADAPTERS}.mcp:Mcp", {
             "commands": [list(command) for command in commands],
+            "path": self.path,
             "env": self.env,
             "tool_s": self.tool_s,
         }
@@ -146,9 +151,9 @@ class OpenEnvConfig(PlayConfig):
     """An environment of OpenEnv. ``python`` has the distribution openenv."""
 
     cls: str = ""
-    """package.module:Class of the environment. Modules next to the job file are found."""
+    """The environment: file.py:Class, relative to the job file, or package.module:Class."""
     action: str = ""
-    """package.module:Class of its actions; with ``cls`` alone."""
+    """The class of its actions, written so; with ``cls`` alone."""
     base_url: str = ""
     """Of a server that has the environment, in place of ``cls``."""
     field: str = ""
@@ -171,7 +176,7 @@ class OpenEnvConfig(PlayConfig):
                 f"cls is {self.cls!r} and action is {self.action!r}",
                 where="action",
                 why="an environment in the host needs the class of its actions, a server does not",
-                todo="write both as package.module:Class, or leave action out",
+                todo="write both as file.py:Class or package.module:Class, or leave action out",
             )
 
     def made(self) -> tuple[str, Mapping[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gcore_environments import Observation, Reply
@@ -19,7 +21,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 class Aviary:
     """Makes an environment anew for each episode.
 
-    cls: "package.module:Class", or a name that aviary knows.
+    cls: "file.py:Class", "package.module:Class", or a name that aviary knows.
     options: what it is made with. Without any, a row's field ``task`` goes to ``from_task``.
     """
 
@@ -34,10 +36,9 @@ class Aviary:
 
     def _made(self, row: Mapping[str, Any]) -> Any:
         task = None if self._options else row.get("task")
-        module, colon, name = self._cls.partition(":")
-        if not colon:
+        if ":" not in self._cls:
             return Environment.from_name(self._cls, task=task, **self._options)
-        cls = getattr(importlib.import_module(module), name)
+        cls = _named(self._cls)
         return cls(**self._options) if task is None else cls.from_task(task)
 
     async def step(self, reply: Reply) -> Observation:
@@ -64,6 +65,17 @@ class Aviary:
     async def close(self) -> None:
         if hasattr(self, "_env"):
             await self._env.close()
+
+
+def _named(place: str) -> Any:
+    """Returns the class "file.py:Class" or "package.module:Class"."""
+    where, _, name = place.rpartition(":")
+    if where.endswith(".py"):
+        file = Path(where)
+        if str(file.parent) not in sys.path:
+            sys.path.insert(0, str(file.parent))
+        where = file.stem
+    return getattr(importlib.import_module(where), name)
 
 
 def _plain(messages: list[Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ class Mcp:
     does not end, or that its server does, is an observation.
 
     commands: of the servers.
+    path: the folder in which they are started; empty: this process's.
     env: further variables of theirs.
     tool_s: longest that a call, or the start of a server, may take.
     """
@@ -30,10 +31,12 @@ class Mcp:
     def __init__(
         self,
         commands: Sequence[Sequence[str]],
+        path: str = "",
         env: Mapping[str, str] | None = None,
         tool_s: float = 10.0,
     ) -> None:
         self._commands = [list(command) for command in commands]
+        self._path = path or None
         self._env = dict(env or {})
         self._tool_s = tool_s
         self._stack = contextlib.AsyncExitStack()
@@ -50,7 +53,9 @@ class Mcp:
     async def _start(self, command: list[str]) -> list[dict[str, Any]]:
         """Starts a server; returns the schemas of its tools."""
         program, *arguments = command
-        server = StdioServerParameters(command=program, args=arguments, env=self._env or None)
+        server = StdioServerParameters(
+            command=program, args=arguments, env=self._env or None, cwd=self._path
+        )
         streams = await self._stack.enter_async_context(stdio_client(server))
         session = await self._stack.enter_async_context(ClientSession(*streams))
         await session.initialize()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gcore_environments import Observation, Reply
@@ -24,9 +26,9 @@ class OpenEnv:
     A row's field ``number`` is the seed in place of the sample's, so that all samples of a prompt
     begin alike.
 
-    cls: "package.module:Class" of the environment; or, in its place,
+    cls: "file.py:Class" or "package.module:Class" of the environment; or, in its place,
     base_url: of a server, such as "http://127.0.0.1:8000".
-    action: "package.module:Class" of its actions, where ``cls`` is given.
+    action: the class of its actions, written so, where ``cls`` is given.
     field: the action's field that is the text of a reply. Empty: the reply is a JSON object, the
         action's fields.
     told: the observation's field that is told. Empty: all of its fields, as JSON.
@@ -84,9 +86,14 @@ class OpenEnv:
 
 
 def _named(place: str) -> Any:
-    """Returns the class "package.module:Class"."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Returns the class "file.py:Class" or "package.module:Class"."""
+    where, _, name = place.rpartition(":")
+    if where.endswith(".py"):
+        file = Path(where)
+        if str(file.parent) not in sys.path:
+            sys.path.insert(0, str(file.parent))
+        where = file.stem
+    return getattr(importlib.import_module(where), name)
 
 
 def _facts(seen: Any) -> dict[str, Any]:

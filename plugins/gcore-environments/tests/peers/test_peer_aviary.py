@@ -74,7 +74,7 @@ def test_truncated_is_kept_apart_from_done(player: Any, call: Any, tmp_path: Pat
         seen = player.play(
             "aviary:Aviary",
             lambda _, word=word: {"text": "", "calls": [call("say", word=word)]},
-            cls="cut:Cut",
+            cls=f"{tmp_path}/cut.py:Cut",
             options={"limit": limit},
         )
         assert (seen[-1]["done"], seen[-1]["truncated"]) == (done, truncated)

@@ -34,7 +34,7 @@ def commands(player: Any, folder: Path, *servers: tuple[str, str]) -> list[list[
     for name, sign in servers:
         path = folder / f"{name}.py"
         path.write_text(SERVER.format(name=name, sign=sign), encoding="utf-8")
-        made.append([str(player.python), str(path)])
+        made.append([str(player.python), path.name])
     return made
 
 
@@ -45,6 +45,7 @@ def test_two_servers_answer_calls_of_one_turn(player: Any, call: Any, tmp_path: 
         "mcp:Mcp",
         lambda _: next(answers),
         row=ROW,
+        path=str(tmp_path),
         commands=commands(player, tmp_path, ("add", "+"), ("multiply", "*")),
     )
     assert seen[0]["messages"] == ROW["messages"]
@@ -70,6 +71,7 @@ def test_a_server_that_dies_in_a_call_is_told_and_the_other_goes_on(
         "mcp:Mcp",
         lambda _: next(answers),
         row=ROW,
+        path=str(tmp_path),
         commands=commands(player, tmp_path, ("add", "+"), ("multiply", "*")),
     )
     told = [[m["content"] for m in one["messages"]] for one in seen[1:]]
@@ -88,6 +90,7 @@ def test_what_a_tool_raises_or_does_not_end_is_told(player: Any, call: Any, tmp_
         "mcp:Mcp",
         lambda _: next(answers),
         row=ROW,
+        path=str(tmp_path),
         commands=commands(player, tmp_path, ("add", "+")),
         tool_s=8.0,
     )
@@ -100,5 +103,5 @@ def test_what_a_tool_raises_or_does_not_end_is_told(player: Any, call: Any, tmp_
 
 def test_two_servers_with_one_tool_are_refused(player: Any, tmp_path: Path) -> None:
     once = commands(player, tmp_path, ("add", "+"))
-    seen = player.play("mcp:Mcp", lambda _: None, row=ROW, commands=once * 2)
+    seen = player.play("mcp:Mcp", lambda _: None, row=ROW, path=str(tmp_path), commands=once * 2)
     assert "two servers have a tool add" in seen[-1]["error"]

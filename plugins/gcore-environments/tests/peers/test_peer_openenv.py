@@ -70,13 +70,11 @@ def url(player: Any, echo: Path) -> Iterator[str]:
             server.wait()
 
 
-OF_CLASS = {"cls": "echo:Echo", "action": "echo:EchoAction"}
-
-
-def ways(player: Any, url: str, texts: list[str], **config: Any) -> list[list[Any]]:
+def ways(player: Any, folder: Path, url: str, texts: list[str], **config: Any) -> list[list[Any]]:
     """Plays the same texts by the class and by the server; returns what each has told."""
     played = []
-    for place in (OF_CLASS, {"base_url": url}):
+    of_class = {"cls": f"{folder}/echo.py:Echo", "action": f"{folder}/echo.py:EchoAction"}
+    for place in (of_class, {"base_url": url}):
         left = iter([*({"text": text} for text in texts), None])
         seen = player.play(
             "openenv:OpenEnv", lambda _, left=left: next(left), seed=7, **place, **config
@@ -92,8 +90,8 @@ def ways(player: Any, url: str, texts: list[str], **config: Any) -> list[list[An
     return played
 
 
-def test_a_class_and_its_server_play_the_same_episode(player: Any, url: str) -> None:
-    by_class, by_server = ways(player, url, ["no", "yes"], field="message", told="message")
+def test_a_class_and_its_server_play_the_same_episode(player: Any, echo: Path, url: str) -> None:
+    by_class, by_server = ways(player, echo, url, ["no", "yes"], field="message", told="message")
     assert by_class == by_server
     assert by_class == [
         ("Say yes to 7.", {"openenv": 0.0}, False, False),
@@ -102,9 +100,11 @@ def test_a_class_and_its_server_play_the_same_episode(player: Any, url: str) -> 
     ]
 
 
-def test_without_a_field_replies_and_observations_are_json(player: Any, url: str) -> None:
+def test_without_a_field_replies_and_observations_are_json(
+    player: Any, echo: Path, url: str
+) -> None:
     texts = ["no JSON", '{"other": 1}', '{"message": "yes"}']
-    by_class, by_server = ways(player, url, texts[:1] + texts[2:])
+    by_class, by_server = ways(player, echo, url, texts[:1] + texts[2:])
     assert by_class == by_server
     assert by_class[0][0] == '{"message": "Say yes to 7."}'
     assert by_class[1][0].startswith("This is no action:") and by_class[1][1] == {}
