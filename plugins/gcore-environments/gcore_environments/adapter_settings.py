@@ -123,7 +123,7 @@ class McpConfig(PlayConfig):
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the servers."""
     tool_s: float = 10.0
-    """Seconds that a call, or the start of a server, may take."""
+    """Seconds that a call may take. A server begins within ``turn_s``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,6 +16,8 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"the distribution openenv is missing ({error})") from error
 
+#: How long a server may take for an answer. The clock of a turn, ``turn_s``, is shorter.
+_PATIENCE_S = 3600.0
 #: What every observation of OpenEnv has besides its own fields.
 _COMMON = {"done", "reward", "metadata"}
 
@@ -54,7 +56,9 @@ class OpenEnv:
         seed = int(row.get("number", seed)) % 2**31
         if self._env is not None:
             return self._told(_facts(await self._env.reset_async(seed=seed, episode_id=str(seed))))
-        self._client = GenericEnvClient(base_url=self._base_url)
+        self._client = GenericEnvClient(
+            base_url=self._base_url, connect_timeout_s=_PATIENCE_S, message_timeout_s=_PATIENCE_S
+        )
         await self._client.connect()
         return self._told(_result(await self._client.reset(seed=seed)))
 

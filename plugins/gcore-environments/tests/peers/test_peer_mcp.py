@@ -92,13 +92,13 @@ def test_what_a_tool_raises_or_does_not_end_is_told(player: Any, call: Any, tmp_
         row=ROW,
         path=str(tmp_path),
         commands=commands(player, tmp_path, ("add", "+")),
-        tool_s=8.0,
+        tool_s=15.0,
     )
     raised, unknown, wrong = (m["content"] for m in seen[1]["messages"])
     assert "no such number" in raised
     assert unknown == "error: there is no tool 'subtract'. Tools: add"
     assert "a" in wrong and "int" in wrong
-    assert [m["content"] for m in seen[2]["messages"]] == ["error: add did not end within 8 s"]
+    assert [m["content"] for m in seen[2]["messages"]] == ["error: add did not end within 15 s"]
 
 
 def test_two_servers_with_one_tool_are_refused(player: Any, tmp_path: Path) -> None:
