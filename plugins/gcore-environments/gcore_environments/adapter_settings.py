@@ -5,7 +5,7 @@ Each names a class of ``gcore_environments.adapters`` and what it is made with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,9 @@ class GymnasiumConfig(PlayConfig):
     """What the policy is told. {state} is the observation, {actions} and {last} name the actions,
     {text} is what the environment draws in text.
     """
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """What the environment is made with."""
-    actions: Sequence[str] = ()
+    actions: list[str] = field(default_factory=list)
     """Names of the actions, from the first on. Empty: their numbers."""
     unread: float = 0.0
     """What an answer costs that names no action."""
@@ -52,7 +52,7 @@ class TextArenaConfig(PlayConfig):
     """Its id, such as TicTacToe-v0."""
     players: int = 1
     """How many the game is begun with. The policy plays all of them."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """What the game is made with."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class ReasoningConfig(PlayConfig):
     """How many questions there are; a row's field ``number`` says which is asked."""
     questions_seed: int = 0
     """Seed of the questions."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """What the task is made with, such as how hard it is."""
     begin: str = ""
     """What stands before the answer in a reply. Empty: the whole reply is the answer."""
@@ -103,7 +103,7 @@ class AviaryConfig(PlayConfig):
     """file.py:Class, relative to the job file; package.module:Class; or a name that aviary
     knows.
     """
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """What it is made with. Without any, a row's field ``task`` goes to its ``from_task``."""
 
     def made(self) -> tuple[str, Mapping[str, Any]]:
@@ -114,13 +114,13 @@ class AviaryConfig(PlayConfig):
 class McpConfig(PlayConfig):
     """Tools of MCP servers over stdio. ``python`` has the distribution mcp."""
 
-    command: Sequence[str] = ()
+    command: list[str] = field(default_factory=list)
     """What starts a server, such as [python, server.py]."""
-    commands: Sequence[Sequence[str]] = ()
+    commands: list[list[str]] = field(default_factory=list)
     """What starts each of several servers, in place of ``command``."""
     path: str = ""
     """Folder in which servers are started, relative to the job file."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     """Further variables of the servers."""
     tool_s: float = 10.0
     """Seconds that a call may take. A server begins within ``turn_s``."""
@@ -160,7 +160,7 @@ class OpenEnvConfig(PlayConfig):
     """The action's field that is the text of a reply. Empty: a reply is the action as JSON."""
     told: str = ""
     """The observation's field that the policy is told. Empty: the whole observation as JSON."""
-    options: Mapping[str, Any] | None = None
+    options: dict[str, Any] | None = None
     """What the environment is made with; with ``cls`` alone."""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from gcore_environments import adapter_settings as settings
 from gcore_environments.hosts import Hosts, HostSettings
 from gcore_environments.numbered_rows import Numbers, NumbersConfig
+from omegaconf import OmegaConf
 
 from gcore_core.contract.errors import ConfigError
 
@@ -47,6 +49,13 @@ def test_settings_name_a_class_that_takes_them(config: Any) -> None:
     assert isinstance(init, ast.FunctionDef)
     taken = [argument.arg for argument in init.args.args[1:]]
     assert set(words) == set(taken)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=names_of)
+def test_settings_are_a_schema_of_jobs(config: Any) -> None:
+    written = {one.name: getattr(config, one.name) for one in fields(config)}
+    read = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(type(config)), written))
+    assert read == config
 
 
 @pytest.mark.parametrize("file", sorted(ADAPTERS.glob("[!_]*.py")), ids=lambda file: file.stem)
