@@ -61,3 +61,10 @@ def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
     from gcore_environments.checks import problems
 
     return problems(plan, job)
+
+
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    from gcore_environments.checks import host_problems
+
+    return host_problems(plan, here)

@@ -13,6 +13,7 @@ not depend on who was quick.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +74,10 @@ class EpisodeDraws:
                 number=config.hosts,
                 turn_s=config.turn_s,
                 sandbox=config.sandbox,
-                directory=context.directory,
+                variables={
+                    name: os.environ[name] for name in config.variables if name in os.environ
+                },
+                readable=tuple(config.readable),
             )
         )
         # agents' requests come through the same queue, so that one wait is enough

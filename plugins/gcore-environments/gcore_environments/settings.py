@@ -54,6 +54,14 @@ class EnvironmentConfig:
     """How tool calls are read from what the policy says. auto: by the chat template."""
     sandbox: str = "none"
     """What its processes are confined by: none, confine or docker."""
+    readable: list[str] = field(default_factory=list)
+    """Absolute paths that a confined environment may read, next to its own modules and its
+    interpreter.
+    """
+    variables: list[str] = field(default_factory=list)
+    """Names of the generator's environment variables that its processes see, next to the few that
+    all see, such as PATH.
+    """
 
     def __post_init__(self) -> None:
         place, _, name = self.environment.rpartition(":")
@@ -71,11 +79,18 @@ class EnvironmentConfig:
         for key in ("turn_s", "start_s"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"must be above 0, is {getattr(self, key)}", where=key)
+        _require_absolute(self.readable)
         for key, choices in _CHOICES.items():
             if getattr(self, key) not in choices:
                 raise ConfigError(
                     f"must be one of {', '.join(choices)}, is {getattr(self, key)!r}", where=key
                 )
+
+
+def _require_absolute(paths: list[str]) -> None:
+    for path in paths:
+        if not path.startswith("/") or ".." in path.split("/") or path == "/":
+            raise ConfigError(f"must be absolute and not the root, is {path!r}", where="readable")
 
 
 @dataclass(frozen=True, kw_only=True)
