@@ -166,6 +166,22 @@ def test_a_program_gets_the_endpoint_and_gives_rewards(start: Started) -> None:
     assert "Asking.run: rewards must be a dict" in parent.hear()["error"]
 
 
+def test_a_hundred_agents_that_block_are_played_at_once(start: Started, tmp_path: Path) -> None:
+    """Each waits in its thread until all others are there, too."""
+    (tmp_path / "blocking.py").write_text(
+        "import asyncio, threading\n"
+        "MEETING = threading.Barrier(100, timeout=30)\n"
+        "class Agent:\n"
+        "    async def run(self, row, seed, endpoint):\n"
+        "        await asyncio.to_thread(MEETING.wait)\n"
+        "        return {'met': 1.0}\n"
+    )
+    parent = start("blocking.py:Agent", environment=f"{tmp_path}/blocking.py:Agent")
+    for ordinal in range(100):
+        parent.open(ordinal)
+    assert all(parent.hear()["rewards"] == {"met": 1.0} for _ in range(100))
+
+
 def test_what_an_environment_prints_is_no_message(
     start: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
