@@ -10,7 +10,7 @@ from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
 from gcore_environments import sandbox
-from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.settings import PlayConfig
 
 ROLLOUT = "rollout"
 
@@ -19,7 +19,7 @@ def problems(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     """Yields problems with the section ``environment`` and with rewards that read it."""
     config = job.objects.get("environment")
     yield from _rewards(job)
-    if not isinstance(config, EnvironmentConfig):
+    if not isinstance(config, PlayConfig):
         return
     yield from _patience(job, config)
     yield from _abort(job)
@@ -51,7 +51,7 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
             )
 
 
-def _patience(job: ResolvedJob, config: EnvironmentConfig) -> Iterator[str]:
+def _patience(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
     """A generator that waits for one observation must not count as hung."""
     patience_s = job.settings.run.patience_s
     if patience_s <= config.turn_s:

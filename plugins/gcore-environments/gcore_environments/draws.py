@@ -30,7 +30,7 @@ from gcore_environments.hosts import Host, Hosts, HostSettings
 from gcore_environments.lateness import Lateness
 from gcore_environments.questions import Asked, Refused
 from gcore_environments.rendering import make_renderer
-from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.settings import PlayConfig
 from gcore_environments.turns import Key, Turn, Turns
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,7 @@ class EpisodeDraws:
     such as a reward's question, goes to the engine as it is.
     """
 
-    def __init__(
-        self, config: EnvironmentConfig, context: WorkerContext, generator: Generator
-    ) -> None:
+    def __init__(self, config: PlayConfig, context: WorkerContext, generator: Generator) -> None:
         engine = cast(TakesTokens, generator)
         renderer = make_renderer(
             engine.tokenizer,
@@ -61,6 +59,7 @@ class EpisodeDraws:
             parser=config.parser,
         )
         self._config = config
+        place, words = config.made()
         self._context = context
         self._engine = generator
         self._rules = Rules.of(engine, renderer, config, times=not context.deterministic)
@@ -68,8 +67,8 @@ class EpisodeDraws:
         self._lateness = Lateness(config.turn_s)
         self._hosts = Hosts(
             HostSettings(
-                environment=config.environment,
-                config=config.config,
+                environment=place,
+                config=words,
                 python=config.python,
                 number=config.hosts,
                 turn_s=config.turn_s,
@@ -163,7 +162,7 @@ class EpisodeDraws:
         if message.get("ready"):
             self._ready(host)
         elif message.get("lost"):
-            self._ended(host, str(message.get("error") or ""))
+            self._ended(host, str(message.get("error") or ""), bool(message.get("fatal")))
         elif "late" in message:
             self._told_who(host, message.get("current"))
         else:
@@ -308,13 +307,16 @@ class EpisodeDraws:
             self._finish(guilty, FAILED, reason)
             self._lost(host, "")
 
-    def _ended(self, host: Host, error: str) -> None:
-        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins."""
+    def _ended(self, host: Host, error: str, fatal: bool = False) -> None:
+        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins.
+
+        fatal: whether any other would end for the same reason.
+        """
         if not host.ready:
             self._starts_failed += 1
-            if self._starts_failed > self._config.retries:
+            if fatal or self._starts_failed > self._config.retries:
                 raise WorkerError(
-                    f"the environment {self._config.environment} does not start.",
+                    f"the environment {self._config.made()[0]} does not start.",
                     where="environment.config",
                     why=error or "its process ended before it was ready",
                     todo="run its file by itself; see the worker's log for what it printed",
