@@ -510,6 +510,17 @@ def test_a_module_of_the_job_s_folder_may_be_named(start: Started, tmp_path: Pat
     assert parent.hear()["id"] == [1, 0]
 
 
+def test_a_module_below_the_words_is_found_without_being_installed(start: Started) -> None:
+    parent = start(environment="gcore_environments.words:Tools")
+    parent.open(prompt="hello")
+    assert parent.hear()["messages"] == [{"role": "user", "content": "hello"}]
+
+
+def test_a_confined_adapter_sees_the_adapters() -> None:
+    shown = sandbox.own_files("gcore_environments.adapters.gymnasium:Gymnasium", "")
+    assert shown == [str(sandbox.HERE / "adapters")]
+
+
 def test_a_file_finds_what_lies_next_to_it_and_may_have_any_name(
     start: Started, tmp_path: Path
 ) -> None:
