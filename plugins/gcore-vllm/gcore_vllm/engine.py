@@ -24,6 +24,7 @@ from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import PromptEncoder, decode, ids_without_token, load_tokenizer
+from gcore_language.sequences import by_rows
 
 from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
@@ -239,6 +240,9 @@ class VllmGenerator:
         1.
         """
         self._inbox.check_idle()
+        return by_rows(records, self._logprobs_of_rows)
+
+    def _logprobs_of_rows(self, records: Sequence[Columns]) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(records)
         by_temperature: dict[float, list[int]] = {}
         for place, record in enumerate(records):
