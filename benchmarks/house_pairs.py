@@ -122,7 +122,6 @@ FEATURES = (
     Feature("controller.config.truncated", "mask"),
     Feature("controller.config.push_delta", "always"),
     Feature("filter.use", "core/varied"),
-    Feature("sampling.use", "tree", {"advantage.config.group_size": 12}),
     Feature("placement.use", "placement"),
     Feature("placement.sleep_in_training", "always"),
     Feature("placement.sleep_in_rollout", "always"),

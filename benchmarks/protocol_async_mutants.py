@@ -5,7 +5,7 @@ from __future__ import annotations
 from protocol_mutants import Mutant
 
 from gcore_core.controllers.generation.ahead import Ahead
-from gcore_core.controllers.generation.dispatch import Wave
+from gcore_core.controllers.generation.dispatch import Lanes
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.producer import Producer
 
@@ -116,7 +116,7 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "self._draws",
     ),
     "newer weights do where the run is to repeat": (
-        Wave,
+        Lanes,
         "_draw_part",
         "exact=facts.run.deterministic",
         "exact=False",

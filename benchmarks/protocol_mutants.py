@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gcore_core.controllers.generation.dispatch import Wave
+from gcore_core.controllers.generation.dispatch import Lanes
 from gcore_core.controllers.generation.in_step import InStep
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.producer import Producer
@@ -38,13 +38,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "a lost sample is forgotten": (
         Ledger,
-        "_unfinished_of",
-        "for lease, samples in missing if samples]",
-        "for lease, samples in missing if samples][1:]",
+        "take_back",
+        "return again",
+        "return again[1:]",
     ),
     "what is lost is counted as drawn": (
         Ledger,
-        "unfinished",
+        "take_back",
         "if s not in group.records",
         "if s and s not in group.records",
     ),
@@ -186,13 +186,13 @@ MUTANTS: dict[str, Mutant] = {
         "await act([parts])",
     ),
     "a lost replica's part is dropped": (
-        Wave,
+        Lanes,
         "_work_off",
         "waiting.append(unfinished)",
         "pass",
     ),
     "duplicates are scored as fresh": (
-        Wave,
+        Lanes,
         "_draw_part",
         "if ledger.finished(header)",
         "if ledger.finished(header) or True",

@@ -114,6 +114,7 @@ LEFT = {
     rf"\bgcore-core\[[^]]*\b(?:{'|'.join(CORE_EXTRAS)})\b[^]]*\]": (
         "require " + ", ".join(f"{new} for {extra}" for extra, new in CORE_EXTRAS.items())
     ),
+    r"\bgcore[-_]refine\b(?!-)": "gcore-refine is gone; write an environment in its place",
     r"\bgcore[-_]tree\b(?!-)": "gcore-tree is gone; remove it",
     r"\bgcore[-_]museum\b(?!-)": (
         "gcore-museum is gone; say `python -m tests.museum` in a checkout of G-Core"

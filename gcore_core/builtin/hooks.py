@@ -94,15 +94,6 @@ def gcore_filters() -> Iterable[p.FilterProvider]:
 
 
 @hookimpl
-def gcore_samplers() -> Iterable[p.SamplerProvider]:
-    yield p.SamplerProvider(
-        name="plain",
-        summary="all records of a group at once, from the row's own prompt",
-        factory="gcore_core.builtin.plain_sampling:Plain",
-    )
-
-
-@hookimpl
 def gcore_sentinels() -> Iterable[p.SentinelProvider]:
     yield p.SentinelProvider(
         name="band",

@@ -49,10 +49,14 @@ HEAVY = (
     "transformers",
     "vllm",
 )
+_EPISODES = (
+    "remove it and the section sampling; choose an environment, whose episodes draw, look at the "
+    "answer and draw again: docs/how-to/move-to-0.3.md"
+)
 #: Name of a plugin that this project had and deleted -> what to do in its place.
 DELETED = {
-    "tree": "set sampling.use to refine, which asks again with what a reward said of an answer, or "
-    "leave sampling out, and whole answers are drawn",
+    "refine": _EPISODES,
+    "tree": _EPISODES,
     "museum": "run it in a checkout of the project: python -m tests.museum run",
 }
 _CORE_DISTRIBUTION = "gcore-core"

@@ -141,8 +141,7 @@ def _built_beside(role: str, provided: Mapping[str, Provided]) -> list[str]:
     """
     kind = provided[f"roles.{role}"].kind
     if kind == "generator":
-        acting = ["sampling", "environment"] if role == ROLLOUT else []
-        return ["data", "evaluation.data", *acting]
+        return ["data", "evaluation.data", *(["environment"] if role == ROLLOUT else [])]
     if kind != "trainer":
         return []
     own = f"roles.{role}.objective"
@@ -407,7 +406,7 @@ def _judges(job: ResolvedJob) -> Iterator[str]:
 
 def _named_rewards(job: ResolvedJob) -> Iterator[str]:
     """A reward that an algorithm reads by name is one of the job's."""
-    for path in ("filter", "advantage", "sampling"):
+    for path in ("filter", "advantage"):
         read = traits_of(job.objects.get(path)).reads_rewards
         for name in sorted(read - job.settings.rewards.keys()):
             present = ", ".join(sorted(job.settings.rewards)) or "none"
@@ -522,7 +521,7 @@ def _environment(job: ResolvedJob) -> Iterator[str]:
         )
     elif not traits_of(job.objects.get(f"roles.{ROLLOUT}")).tokens:
         yield (
-            f"roles.{ROLLOUT}.use: {rollout.reference} cannot go on behind given tokens, as "
-            f"environment.use ({environment.reference}) has it do; take a generator with the trait "
-            "tokens, such as torch, vllm or sglang."
+            f"roles.{ROLLOUT}.use: {rollout.reference} cannot go on behind given tokens under "
+            f"these settings, as environment.use ({environment.reference}) has it do; take a "
+            "generator with the trait tokens, such as torch, vllm or sglang."
         )

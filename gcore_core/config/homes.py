@@ -30,7 +30,6 @@ HOMES = {
     "plan": "gcore-tools",
     "ray": "gcore-nodes",
     "recipes": "gcore-tools",
-    "refine": "gcore-algorithms",
     "shrink": "gcore-tools",
     "sim": "gcore-placement[sim]",
     "simulate": "gcore-placement",

@@ -38,6 +38,11 @@ from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
 #: Fields of a description that name something in a module.
 _REFERENCES = ("factory", "memory", "twin", "opens", "parser")
+#: Hook that 0.2 had and 0.3 has not -> what to do in its place.
+_GONE_HOOKS = {
+    "gcore_samplers": "remove it; draw, look at the answer and draw again in one episode of an "
+    "environment: docs/how-to/move-to-0.3.md"
+}
 #: Called with plugin, hook and error when an observer raises for the first time.
 ReportFailure = Callable[[str, str, Exception], None]
 
@@ -427,6 +432,12 @@ def _check_hook(plugin: Installed, caller: pluggy.HookCaller, impls: list[pluggy
     """
     if not caller.has_spec():
         hooks = [name for name in dir(hookspecs) if name.startswith("gcore_")]
+        if caller.name in _GONE_HOOKS:
+            raise ContractError(
+                f"{_who(plugin)}: there is no hook {caller.name!r} any more.",
+                todo=_GONE_HOOKS[caller.name],
+                plugin=plugin.name,
+            )
         raise ContractError(
             f"{_who(plugin)}: there is no hook {caller.name!r}{did_you_mean(caller.name, hooks)}.",
             todo="all hooks: docs/reference/hooks.md",

@@ -44,6 +44,7 @@ class WorkerContext:
     policy: of an annotator, the ``model:`` mapping of the role policy, ``path`` already resolved:
         its columns are of that model's tokens.
     sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
+    acts: of a generator, whether an environment is built around it, which asks it for turns.
     progress: call it during long work; it extends the caller's deadline.
     """
 
@@ -66,4 +67,5 @@ class WorkerContext:
     given: tuple[str, ...] = ()
     policy: Mapping[str, Any] = field(default_factory=dict)
     sampler: Sampler | None = None
+    acts: bool = False
     progress: Callable[[], None] = lambda: None

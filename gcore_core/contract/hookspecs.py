@@ -121,13 +121,6 @@ def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-bod
 
 
 @hookspec
-def gcore_samplers() -> Iterable[p.SamplerProvider]:  # type: ignore[empty-body]
-    """Programs by which groups are drawn, look at rewards and draw again. Factory: ``(config) ->
-    SamplingProgram``, called in controllers and in each of the policy's generators.
-    """
-
-
-@hookspec
 def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
     """What the policy acts in, over several turns. Factory: ``(config, context: WorkerContext,
     generator: Generator) -> Draws``, called in each of the policy's generators, around it.

@@ -236,14 +236,6 @@ class FilterSettings(Choice):
 
 
 @dataclass
-class SamplingSettings(Choice):
-    """Says how the records of a group are drawn."""
-
-    use: str = "core/plain"
-    """Says how the records of a group are drawn: all at once, or some of them from earlier ones."""
-
-
-@dataclass
 class EnvironmentSettings(Choice):
     """Says what the policy acts in, over several turns."""
 
@@ -435,6 +427,11 @@ class ObserverSettings(Choice):
 class JobSettings:
     """The root of the YAML."""
 
+    GONE_KEYS: ClassVar[dict[str, str]] = {
+        "sampling": "remove it; choose an environment, whose episodes draw, look at the answer and "
+        "draw again: docs/how-to/move-to-0.3.md"
+    }
+
     run: RunSettings = field(default_factory=RunSettings)
     launcher: LauncherSettings = _choice("launcher", LauncherSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
@@ -444,7 +441,6 @@ class JobSettings:
     advantage: AdvantageSettings = _choice("advantage", AdvantageSettings)
     objective: ObjectiveSettings = _choice("objective", ObjectiveSettings)
     filter: FilterSettings = _choice("filter", FilterSettings)
-    sampling: SamplingSettings = _choice("sampler", SamplingSettings)
     environment: EnvironmentSettings | None = field(default=None, metadata={KIND: "environment"})
     """What the policy acts in over several turns, by ``use`` and ``config``. ``null``: it answers
     each prompt once.

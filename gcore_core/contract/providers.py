@@ -266,11 +266,6 @@ class FilterProvider(Provider):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerProvider(Provider):
-    """Describes a sampling program, which says how the records of a group are drawn."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class EnvironmentProvider(Provider):
     """Describes what the policy acts in, around its generator, which has the trait ``tokens``.
 
@@ -413,7 +408,6 @@ KINDS: dict[str, tuple[str, type[Provider]]] = {
     "objective": ("gcore_objectives", ObjectiveProvider),
     "balancer": ("gcore_balancers", BalancerProvider),
     "filter": ("gcore_filters", FilterProvider),
-    "sampler": ("gcore_samplers", SamplerProvider),
     "environment": ("gcore_environments", EnvironmentProvider),
     "sentinel": ("gcore_sentinels", SentinelProvider),
     "observer": ("gcore_observers", ObserverProvider),

@@ -4,7 +4,7 @@ Everything here is a msgspec struct, and no field may hold a tensor. Those that 
 record or tensor are encoded as msgpack arrays, the others as maps.
 Controllers see ``Header``, ``Facts`` and numbers. Arrays ("columns") stay in the store of the node
 that made them and are named by a ``Ref``. Excepted are a few records that a step check compares
-(``ShownRecord``), and what a reward says of a record in words, at most 128 bytes.
+(``ShownRecord``), and why a reward has no value, at most 128 bytes.
 
 Columns of one record whose actions are tokens (P prompt tokens, A actions):
 
@@ -158,8 +158,6 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     receipt: of its rewards, summed over the scorers that gave them.
     stamp: of the weights that its generator held when it ended; 0 where that is not known.
     replica: number of the generator's replica that sampled it.
-    draft: number of the group's record that it was made from, whose text is a part of its prompt;
-        -1 for an answer to the row's own prompt.
     """
 
     ordinal: int
@@ -184,30 +182,11 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     receipt: int = 0
     stamp: int = 0
     replica: int = 0
-    draft: int = -1
 
     @property
     def key(self) -> tuple[int, int]:
         """(ordinal, sample), by which the training batch is ordered."""
         return self.ordinal, self.sample
-
-
-class DraftRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names a drawn record that others of its group are made from.
-
-    sample: its number in the group.
-    columns, slot: where it lies, as in its header.
-    reward: the weighted sum of its rewards.
-    rewards: (reward, value) of each that it has.
-    critique: as in ``gcore_core.contract.sampling.Draft``.
-    """
-
-    sample: int
-    columns: Ref
-    slot: int
-    reward: float = 0.0
-    rewards: tuple[tuple[str, float], ...] = ()
-    critique: str = ""
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -218,7 +197,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: which pass over the dataset.
     samples: numbers of the samples to draw.
     attempt: how often a replica has not finished it before: it was lost, or needed weights first.
-    drafts: (sample, its draft) of each sample that is made from an earlier one.
     """
 
     ordinal: int
@@ -226,7 +204,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int
     samples: tuple[int, ...]
     attempt: int = 0
-    drafts: tuple[tuple[int, DraftRef], ...] = ()
 
 
 class Inquiry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -259,8 +236,6 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     asked: what the rewards asked generator roles.
     receipt: of the values, made of the record that the scorer has opened; see
         ``gcore_core.contract.lineage``.
-    critiques: reward -> what it said of the record besides its value, of those that said anything;
-        at most 128 bytes each.
     """
 
     ordinal: int
@@ -270,7 +245,6 @@ class RecordScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reason: str = ""
     asked: list[Inquiry] = []
     receipt: int = 0
-    critiques: dict[str, str] = {}
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -46,9 +46,7 @@ class Score:
 
     value: finite, also in float32 (``LARGEST_VALUE``), with status "ok"; None with any other.
     status: "ok", "failed", "timeout" or "skipped".
-    reason: why there is no value. With a value it is a critique of the record: what a sampling
-        program shows of its draft (``Draft.critique``); its first 128 bytes in UTF-8 go
-        there; "" says nothing.
+    reason: why there is no value; of a value nobody reads it.
     """
 
     value: float | None

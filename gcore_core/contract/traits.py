@@ -180,7 +180,7 @@ class Traits:
     """A job with it may have no reward, as where a teacher says what is good.
     ``GroupScalars.rewards`` is then 0 everywhere."""
 
-    reads_rewards: frozenset[str] = _trait(frozenset(), "advantage", "filter", "sampler")
+    reads_rewards: frozenset[str] = _trait(frozenset(), "advantage", "filter")
     """The rewards that it reads by name; a job without one of them is refused."""
 
     # -- balancers ---------------------------------------------------------------------------------

@@ -1,13 +1,12 @@
 """Asks the job's algorithms, and holds their answers against their contracts.
 
-The algorithms are its advantage, filter, sampling program and balancer.
+The algorithms are its advantage, filter and balancer.
 
 What one of them raises or gets wrong ends the run with its provider's name and its line.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from gcore_core.contract.algorithms import (
     Work,
 )
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.sampling import DrawnSoFar, SamplingProgram
 from gcore_core.contract.scorer import LARGEST_VALUE
 
 
@@ -36,10 +34,6 @@ def advantage_code(advantage: Advantage | ActionAdvantage, provider: str = "") -
 
 def filter_code(group_filter: Filter, provider: str = "") -> PluginCode:
     return _code(group_filter, "filter", "filter", provider, "FilterContract")
-
-
-def sampling_code(program: SamplingProgram | None, provider: str = "") -> PluginCode:
-    return _code(program, "sampling", "sampler", provider, "SamplerContract")
 
 
 def balancer_code(balancer: Balancer, provider: str = "") -> PluginCode:
@@ -117,35 +111,6 @@ def keeps(code: PluginCode, group_filter: Filter, group: GroupScalars) -> tuple[
     return bool(answer[0]), answer[1]
 
 
-def waves_of(code: PluginCode, program: SamplingProgram, group_size: int) -> list[int]:
-    """Returns how many records each wave of a group draws.
-
-    Raises ContractError when they are not positive or do not add up to the group.
-    """
-    answer = code.call(program.waves, group_size)
-    numbers = _whole_numbers(answer)
-    if numbers is None or not numbers or min(numbers) < 1 or sum(numbers) != group_size:
-        raise code.broken(f"waves() gave {answer!r:.60} for {group_size} records", program.waves)
-    return numbers
-
-
-def drafts_of(
-    code: PluginCode, program: SamplingProgram, group: DrawnSoFar, count: int
-) -> list[int]:
-    """Returns for each record of the next wave the one that it is made from; -1 for none.
-
-    Raises ContractError when one is named that is not drawn.
-    """
-    answer = code.call(program.drafts, group, count)
-    numbers = _whole_numbers(answer)
-    drawn = len(group.rewards)
-    if numbers is None or len(numbers) != count or not all(-1 <= n < drawn for n in numbers):
-        raise code.broken(
-            f"drafts() gave {answer!r:.60} for {count} records after {drawn}", program.drafts
-        )
-    return numbers
-
-
 def split_of(code: PluginCode, balancer: Balancer, work: Work, ranks: int) -> list[list[int]]:
     """Returns for each rank the indexes of its records; every record is on one rank.
 
@@ -180,14 +145,6 @@ def _is_partition(answer: Any, records: int, ranks: int) -> bool:
         )
     except (TypeError, ValueError):
         return False
-
-
-def _whole_numbers(answer: Any) -> list[int] | None:
-    """Converts an answer to whole numbers; returns None for what has others."""
-    try:
-        return [operator.index(number) for number in answer]
-    except TypeError:
-        return None
 
 
 def _numbers(answer: Any) -> np.ndarray | None:

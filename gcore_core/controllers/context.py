@@ -17,14 +17,12 @@ from gcore_core.contract.job_settings import POLICY
 from gcore_core.contract.launching import Network, Peer, Traffic
 from gcore_core.contract.placement import PlacementPolicy
 from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.sampling import SamplingProgram
 from gcore_core.contract.sentinel import Sentinel
 from gcore_core.contract.step_check import StepCheck, StepCheckContext
 from gcore_core.controllers.algorithm_answers import (
     advantage_code,
     balancer_code,
     filter_code,
-    sampling_code,
 )
 from gcore_core.controllers.checked_workers import AskedWorkers
 from gcore_core.controllers.tracing import Trace
@@ -50,7 +48,6 @@ class ControllerContext:
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
     filter, balancer: the job's other algorithms.
-    sampling: how the records of a group are drawn; None: all at once.
     judges: generator role that rewards ask -> its replicas.
     annotators: role that gives columns and is not trained -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.
@@ -79,7 +76,6 @@ class ControllerContext:
     balancer: Balancer
     judges: Mapping[str, list[Peer]] = field(default_factory=dict)
     annotators: Mapping[str, list[Peer]] = field(default_factory=dict)
-    sampling: SamplingProgram | None = None
     placement: PlacementPolicy | None = None
     agents: Mapping[str, Peer] = field(default_factory=dict)
     sentinel: Sentinel | None = None
@@ -120,17 +116,13 @@ class ControllerContext:
     def advantage_code(self) -> PluginCode:
         """Calls the advantage's code, and names its plugin in errors.
 
-        The next three do the same for filter, sampling program and balancer.
+        The next two do the same for filter and balancer.
         """
         return advantage_code(self.advantage, self.facts.providers.get("advantage", ""))
 
     @property
     def filter_code(self) -> PluginCode:
         return filter_code(self.filter, self.facts.providers.get("filter", ""))
-
-    @property
-    def sampling_code(self) -> PluginCode:
-        return sampling_code(self.sampling, self.facts.providers.get("sampling", ""))
 
     @property
     def balancer_code(self) -> PluginCode:
@@ -195,7 +187,6 @@ def make_context(
         chosen_advantage=build(factories["advantage"]) if "advantage" in factories else None,
         filter=build(factories["filter"]),
         balancer=build(factories["balance"]),
-        sampling=build(factories["sampling"]) if "sampling" in factories else None,
         judges={
             role: [network.peer(name) for name in names] for role, names in facts.judges.items()
         },

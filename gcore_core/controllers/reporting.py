@@ -71,7 +71,6 @@ class Reporting:
         sums: Sums = {
             "length": (float(sum(h.n_actions for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
-            "refined_share": (float(sum(h.draft >= 0 for h in records)), n),
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }
         if rewards:

@@ -103,19 +103,6 @@ def weighted_sum(
     return sums
 
 
-def by_origin(group: Sequence[Header]) -> list[list[Header]]:
-    """Parts a group into answers to the row's own prompt and refined answers.
-
-    Each part has a baseline of its own. What was refined depends on the draft, so a draft that is
-    compared with it would be compared with a result of its own: its gradient would be biased. A
-    part without records is left out.
-    """
-    parts: dict[bool, list[Header]] = {}
-    for header in group:
-        parts.setdefault(header.draft >= 0, []).append(header)
-    return list(parts.values())
-
-
 def group_scalars(
     group: Sequence[Header],
     weighings: Mapping[str, RewardSettings],

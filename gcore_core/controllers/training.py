@@ -43,7 +43,7 @@ from gcore_core.controllers.algorithm_answers import (
 from gcore_core.controllers.annotating import annotate, annotated
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.reward_weights import by_origin, group_scalars, statistics
+from gcore_core.controllers.reward_weights import group_scalars, statistics
 from gcore_core.controllers.watching import GAP_MAX, Watching
 from gcore_core.runtime.messages import (
     PREPARE_RANKS,
@@ -236,7 +236,6 @@ class Training:
         scalars: what ``prepare`` returned.
         """
         self._check_records(groups)
-        groups = [part for group in groups for part in by_origin(group)]
         advantage = self._context.advantage
         rewards = self._context.facts.rewards
         totals = statistics(groups, rewards)
@@ -433,7 +432,6 @@ def train_item(header: Header, plan: Plan) -> TrainItem:
         last_version=header.versions[1],
         replica=header.replica,
         truncated=header.status != FINISHED,
-        draft=header.draft,
     )
 
 

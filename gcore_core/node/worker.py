@@ -227,11 +227,12 @@ class Worker:
         from gcore_core.workers.push import DtypeSetting
 
         spec = self._spec
-        context = self._context(settings)
+        acts = "environment" in spec.factories
+        context = replace(self._context(settings), acts=acts)
         backend = build(spec.factories["backend"], context)
         self._closing.append(backend.close)
         draws = None
-        if "environment" in spec.factories:
+        if acts:
             draws = build(spec.factories["environment"], context, backend)
             self._closing.append(draws.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
@@ -245,7 +246,6 @@ class Worker:
             restarted=spec.restarted,
             setting=DtypeSetting(f"roles.{spec.role}.config.dtype", own_dtype(spec)),
             replica=spec.rank,
-            sampling=build(spec.factories["sampling"]) if "sampling" in spec.factories else None,
             note=note,
             draws=draws,
         )

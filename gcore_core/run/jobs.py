@@ -50,7 +50,7 @@ from gcore_core.runtime.worker_settings import (
 )
 
 #: Sections of the job that choose the algorithms that a controller calls.
-ALGORITHMS = ("advantage", "filter", "sampling", "balance")
+ALGORITHMS = ("advantage", "filter", "balance")
 #: What else a controller names in its errors.
 _NAMED = ("controller", "objective", "sentinel", f"roles.{POLICY}", f"roles.{ROLLOUT}")
 #: Kind of worker -> how often one is started again: when it was killed, or asks for it by its exit
@@ -246,7 +246,7 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
         )
     else:
         factories |= _dataset_factories(job)
-        factories |= _chosen_factories(job, "sampling", "environment") if role == ROLLOUT else {}
+        factories |= _chosen_factories(job, "environment") if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,

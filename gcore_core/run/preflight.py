@@ -52,7 +52,7 @@ from gcore_core.workers.checked_rewards import read_known
 #: The plugin whose estimates every job gets where it is installed, in gcore-tools.
 ESTIMATES = "plan"
 #: Parts that run in controllers: numpy at most, so they can be made here, too.
-LIGHT_PARTS = ("advantage", "filter", "sampling", "balance")
+LIGHT_PARTS = ("advantage", "filter", "balance")
 #: What a resumed run must not change: it would be another run. One with another ``run.dir`` would
 #: still go on where it is.
 _FIXED = re.compile(
@@ -77,7 +77,6 @@ def check_parts(plan: Plan) -> None:
     for path in LIGHT_PARTS:
         if path in plan.provided:
             _check_light(plan, path)
-    _check_waves(plan)
     for role, node in plan.settings.roles.items():
         if not node.python:
             _check_module(plan, f"roles.{role}")
@@ -200,14 +199,6 @@ def _estimating(plan: Plan) -> tuple[Plugins, list[str]]:
     except GcoreError as error:
         return plugins, [f"nothing is estimated: {error.sentence()}"]
     return plugins, []
-
-
-def _check_waves(plan: Plan) -> None:
-    """Asks the sampling program to cut a group of the advantage's size into waves."""
-    if {"advantage", "sampling"} <= plan.provided.keys():
-        group_size = getattr(build(plan.factory("advantage")), "group_size", None)
-        if isinstance(group_size, int):
-            build(plan.factory("sampling")).waves(group_size)
 
 
 def _check_light(plan: Plan, path: str) -> None:

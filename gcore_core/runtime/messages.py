@@ -215,7 +215,6 @@ class TrainItem(Message, gc=False):
     replica: number of the generator's replica that sampled it.
     truncated: as of ``TrainRecord``.
     masked: whether none of its actions is trained on, whatever its own mask says.
-    draft: as in the header: records of one ordinal and draft have one prompt.
     """
 
     ordinal: int
@@ -234,7 +233,6 @@ class TrainItem(Message, gc=False):
     replica: int = 0
     truncated: bool = False
     masked: bool = False
-    draft: int = -1
 
 
 class AnnotateRequest(Message):

@@ -21,7 +21,6 @@ from gcore_core.contract.records import (
     TRUNCATED,
     Header,
     Lease,
-    Prompt,
 )
 from gcore_core.runtime.messages import short_reason
 from gcore_core.runtime.step_digests import digests_of_columns
@@ -73,8 +72,6 @@ class DrawnRecords:
         self._finished: dict[Key, tuple[int, Header]] = {}  # -> (step, header)
         self._listeners: list[Listener] = []
         self._ending = set[Key]()  # of those that run: they have ended and are being stored
-        # Of samples that run and are made from an earlier record: (digest of the row, that record).
-        self._origins: dict[Key, tuple[int, int]] = {}
         self.over = 0  # records of earlier steps are gone
 
     def __len__(self) -> int:
@@ -119,20 +116,11 @@ class DrawnRecords:
         keys = sorted(self._running.keys() - awaited)
         for key in keys:
             del self._running[key]
-            self._origins.pop(key, None)
         return keys
 
     def has_all(self, keys: Sequence[Key], step: int) -> bool:
         """Returns whether each of these samples runs or is finished for the step."""
         return all(key in self._running or self._is_finished(key, step) for key in keys)
-
-    def note_origins(self, lease: Lease, row: Prompt) -> None:
-        """Notes which of a lease's samples are made from earlier records.
-
-        Their headers name the row and that record: what is asked of the engine is another prompt.
-        """
-        for sample, draft in lease.drafts:
-            self._origins[lease.ordinal, sample] = prompt_digest(row), draft.sample
 
     def _is_finished(self, key: Key, step: int) -> bool:
         return key in self._finished and self._finished[key][0] >= step
@@ -167,15 +155,11 @@ class DrawnRecords:
         prompts = {id(record.request.prompt): record.request.prompt for record in records}
         digests = {name: prompt_digest(prompt) for name, prompt in prompts.items()}
         headers = {
-            _key(record): _header(
-                record,
-                *self._origins.pop(_key(record), (digests[id(record.request.prompt)], -1)),
-                replica=self._replica,
-            )
-            for record in records
+            _key(record): _header(record, digests[id(record.request.prompt)]) for record in records
         }
         for header in headers.values():
             header.stamp = stamp
+            header.replica = self._replica
         return headers
 
     async def _keep_all(self, records: list[Finished], headers: dict[Key, Header]) -> None:
@@ -267,14 +251,10 @@ def _check_size(header: Header) -> None:
         )
 
 
-def _header(
-    record: Finished, digest: int | None = None, draft: int = -1, *, replica: int = 0
-) -> Header:
-    """Makes a record's header.
+def _header(record: Finished, digest: int | None = None) -> Header:
+    """Makes a record's header, but for what its replica knows.
 
     digest: of its row, where it is known already.
-    draft: number of the record that it was made from; -1 for none.
-    replica: number of the replica that sampled it.
     """
     request = record.request
     columns = record.columns
@@ -294,8 +274,6 @@ def _header(
         prompt_digest=row_digest,
         digests=digests_of_columns(record),
         seal=seal_of(request.ordinal, request.sample, row_digest, columns),
-        replica=replica,
-        draft=draft,
     )
 
 

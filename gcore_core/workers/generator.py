@@ -27,9 +27,7 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.launching import Network
 from gcore_core.contract.order import sample_seed
-from gcore_core.contract.plugin_code import PluginCode
-from gcore_core.contract.records import DraftRef, Header, Lease, Prompt
-from gcore_core.contract.sampling import Draft, SamplingProgram
+from gcore_core.contract.records import Header, Lease, Prompt
 from gcore_core.contract.sentinel import Finding
 from gcore_core.contract.step_check import Held
 from gcore_core.runtime.compute import Compute
@@ -59,14 +57,13 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.shown_records import opened_record
 from gcore_core.runtime.worker_settings import GeneratorSettings
-from gcore_core.store.client import StoreReader, StoreWriter, note_error
+from gcore_core.store.client import StoreWriter, note_error
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.compared_records import columns_of
 from gcore_core.workers.drawn_records import DrawnRecords, EndReasons
 from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.workers.questions import Asking
 from gcore_core.workers.rounds import Rounds
-from gcore_core.workers.row_digest import own_row
 from gcore_core.workers.sleep_note import SleepNote
 from gcore_core.workers.weights_follower import WeightsFollower
 
@@ -80,7 +77,6 @@ class GeneratorShell:
     restarted: its process takes the place of one that ended.
     setting: what the configuration says of the dtype that the backend holds, for errors.
     replica: its number among the replicas of its role.
-    sampling: makes the prompts of records that are made from earlier ones; None where none are.
     note: says to the next process that this one sleeps; None: nobody is told.
     draws: samples are asked of it, the environment around the backend; None: of the backend.
     """
@@ -97,7 +93,6 @@ class GeneratorShell:
         restarted: bool = False,
         setting: DtypeSetting = UNTOLD_DTYPE,
         replica: int = 0,
-        sampling: SamplingProgram | None = None,
         note: SleepNote | None = None,
         draws: Draws | None = None,
     ) -> None:
@@ -113,7 +108,6 @@ class GeneratorShell:
         self._rounds = Rounds(settings.shards, gather_s, restarted)
         self._records = DrawnRecords(store, self._rounds, settings.shards, replica)
         self._asking = Asking(store.reader())
-        self._refined = RefinedPrompts(store.reader(), sampling)
         self._ends = EndReasons()
         self._engine = EngineDriver(self._draws, compute, settings.batch_s, self)
         lock = self._engine.lock
@@ -274,129 +268,38 @@ class GeneratorShell:
         await asyncio.shield(submitting)
 
     async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
-        # All are opened before any runs: one that cannot be opened must leave no sample that counts
-        # as running and that nobody draws.
-        drafts = [await self._refined.drafts(lease) for lease in leases]
         if not leases:
             return
         # Between two steps of the engine: the next one has these samples.
         async with self._engine.lock:
-            prompts = await self._compute(self._open, leases, drafts, request.purpose)
+            # All are opened before any runs: one that cannot be opened must leave no sample that
+            # counts as running and that nobody draws.
+            rows = await self._compute(self._open, leases, request.purpose)
             samples = [
                 sample
-                for lease, (row, refined) in zip(leases, prompts, strict=True)
-                for sample in self._begin(request, lease, row, refined)
+                for lease, row in zip(leases, rows, strict=True)
+                for sample in self._begin(request, lease, row)
             ]
             await self._engine.submit_now(samples)
 
-    def _open(
-        self, leases: Sequence[Lease], drafts: Sequence[Mapping[int, Draft]], purpose: str
-    ) -> list[tuple[Prompt, dict[int, Prompt]]]:
-        """Asks the dataset and the sampling program; it runs where the backend's calls run.
-
-        drafts: for each lease, sample -> what its prompt is made of, where it is made of a draft.
-
-        Returns for each lease the row's prompt, and sample -> its prompt where that is another.
-        """
+    def _open(self, leases: Sequence[Lease], purpose: str) -> list[Prompt]:
+        """Asks the dataset for the row of each lease; it runs where the backend's calls run."""
         dataset = self._datasets["train" if purpose == TRAIN else "evaluation"]
-        opened = []
-        for lease, of_samples in zip(leases, drafts, strict=True):
-            row = dataset[lease.row]
-            opened.append((row, self._refined.of(row, of_samples)))
-        return opened
+        return [dataset[lease.row] for lease in leases]
 
-    def _begin(
-        self,
-        request: GenerateRequest,
-        lease: Lease,
-        row: Prompt,
-        refined: Mapping[int, Prompt],
-    ) -> list[SampleRequest]:
+    def _begin(self, request: GenerateRequest, lease: Lease, row: Prompt) -> list[SampleRequest]:
         """Notes that samples of a lease run; returns what the engine is asked for."""
-        samples = self._records.begin(lease, request.step)
-        if not samples:
-            return []
-        self._records.note_origins(lease, row)
         return [
             SampleRequest(
                 ordinal=lease.ordinal,
                 sample=sample,
                 seed=sample_seed(self._seed, lease.ordinal, lease.epoch, sample),
-                prompt=refined.get(sample, row),
+                prompt=row,
                 greedy=request.purpose == GREEDY,
                 attempt=lease.attempt,
             )
-            for sample in samples
+            for sample in self._records.begin(lease, request.step)
         ]
-
-
-class RefinedPrompts:
-    """Opens drafts by reference, and has the sampling program make a prompt of each.
-
-    program: None where every record answers its row's own prompt.
-    """
-
-    def __init__(self, store: StoreReader, program: SamplingProgram | None) -> None:
-        self._store = store
-        self._program = program
-        self._code = PluginCode(
-            made=program, kind="sampler", where="sampling.use", contract="SamplerContract"
-        )
-
-    async def drafts(self, lease: Lease) -> dict[int, Draft]:
-        """Opens the drafts of a lease; returns each sample that is made of one -> that one.
-
-        Raises ContractError without a program.
-        """
-        if not lease.drafts:
-            return {}
-        if self._program is None:
-            raise ContractError(
-                "a record is to be made from an earlier one, and there is no sampling program",
-                where="generate",
-            )
-        refs = {draft.sample: draft for _, draft in lease.drafts}
-        items = [_draft_header(lease, ref) for ref in refs.values()]
-        contents = await self._store.records(items)
-        drafts = {
-            ref.sample: _draft(ref, columns["text"].tobytes())
-            for ref, (columns, _) in zip(refs.values(), contents, strict=True)
-        }
-        return {sample: drafts[draft.sample] for sample, draft in lease.drafts}
-
-    def of(self, row: Prompt, drafts: Mapping[int, Draft]) -> dict[int, Prompt]:
-        """Returns the prompt of each sample that is made of a draft.
-
-        row: the prompt of the samples' lease.
-        Raises ContractError where what the program gives is no prompt of the row.
-        """
-        different = {id(draft): draft for draft in drafts.values()}
-        prompts = {key: self._prompt(row, draft) for key, draft in different.items()}
-        return {sample: prompts[id(draft)] for sample, draft in drafts.items()}
-
-    def _prompt(self, row: Prompt, draft: Draft) -> Prompt:
-        program = self._program
-        assert program is not None
-        prompt = self._code.call(program.prompt, own_row(row), draft)
-        if not isinstance(prompt, Prompt) or (prompt.row, prompt.images) != (row.row, row.images):
-            raise self._code.broken(
-                f"prompt() gave {prompt!r:.60}, not a Prompt with the row's number and images",
-                program.prompt,
-            )
-        return prompt
-
-
-def _draft(ref: DraftRef, text: bytes) -> Draft:
-    return Draft(
-        text=text.decode("utf-8", "replace"),
-        reward=ref.reward,
-        rewards=dict(ref.rewards),
-        critique=ref.critique,
-    )
-
-
-def _draft_header(lease: Lease, ref: DraftRef) -> Header:
-    return Header(lease.ordinal, ref.sample, lease.row, 0, columns=ref.columns, slot=ref.slot)
 
 
 class Owner(Protocol):

@@ -64,21 +64,18 @@ async def open_records(
                 truncated=item.truncated,
             )
         )
-    drafts = [item.draft for item in items]
-    check_prompts(records, f"opening for step {step}", drafts)
+    check_prompts(records, f"opening for step {step}")
     return records
 
 
-def check_prompts(records: Sequence[TrainRecord], where: str, drafts: Sequence[int] = ()) -> None:
-    """Raises RecordMismatch when records of one ordinal and draft have different prompts.
+def check_prompts(records: Sequence[TrainRecord], where: str) -> None:
+    """Raises RecordMismatch when records of one ordinal have different prompts.
 
     Such a record was sampled for another row, so its reward and its group are not its own.
-
-    drafts: of each record, the one that it was made from; none where no record was.
     """
-    first: dict[tuple[int, int], TrainRecord] = {}
-    for record, draft in zip(records, drafts or [-1] * len(records), strict=True):
-        other = first.setdefault((record.ordinal, draft), record)
+    first: dict[int, TrainRecord] = {}
+    for record in records:
+        other = first.setdefault(record.ordinal, record)
         prompt = record.columns.get("prompt_ids")
         if prompt is None or np.array_equal(prompt, other.columns.get("prompt_ids", prompt)):
             continue

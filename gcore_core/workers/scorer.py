@@ -489,7 +489,7 @@ _SKIPPED = Score(value=None, status=REWARD_SKIPPED)
 def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     """Adds the score of the reward ``name`` to ``result``.
 
-    Of the reasons for no value, the first stays. The reason of a value is a critique.
+    Of the reasons for no value, the first stays. A value has none.
     """
     status = score.status
     statuses = {**result.statuses, name: status}
@@ -498,11 +498,8 @@ def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     value = score.value
     reason = score.reason
     values = result.values
-    critiques = result.critiques
     if status == OK and value is not None and math.isfinite(value):
         values = {**values, name: float(value)}
-        if reason:
-            critiques = {**critiques, name: short_reason(reason)}
     elif status == OK:
         status = REWARD_FAILED
         statuses[name] = status
@@ -511,6 +508,4 @@ def _with(result: RecordScore, name: str, score: Score) -> RecordScore:
     if status != OK and not first_reason:
         # Without a reason here, the record's own would be shown for it, such as "length".
         first_reason = short_reason(f"rewards.{name}: {reason or f'{status}, without a reason'}")
-    return msgspec.structs.replace(
-        result, values=values, statuses=statuses, reason=first_reason, critiques=critiques
-    )
+    return msgspec.structs.replace(result, values=values, statuses=statuses, reason=first_reason)

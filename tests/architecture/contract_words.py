@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "gcore_core/contract"
 
 #: What backends call or read, not the core: objectives, advantages per action, what one backend
-#: tells another in a push, what an engine notes of a sample that goes on through pushes, and what
-#: the core gives to what joins machines. Who does it stands in plugins/.
+#: tells another in a push, what an engine notes of a sample that goes on through pushes, what an
+#: environment asks and knows of its generator, and what the core gives to what joins machines. Who
+#: does it stands in plugins/.
 CALLED_BY_BACKENDS = {
     "ActionAdvantage",
     "ActionScalars",
@@ -31,7 +32,9 @@ CALLED_BY_BACKENDS = {
     "JobFiles",
     "NodeStore",
     "Objective",
+    "SampleRequest",
     "SampledBy",
+    "TakesTokens",
 }
 
 #: Words that nothing calls yet, on purpose; their docstring says "provisional".

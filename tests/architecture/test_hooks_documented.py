@@ -25,7 +25,6 @@ PROVIDER_HOOKS = {
     "gcore_advantages": [],
     "gcore_objectives": [],
     "gcore_balancers": [],
-    "gcore_samplers": [],
     "gcore_environments": [],
     "gcore_sentinels": [],
     "gcore_observers": [],

@@ -181,6 +181,7 @@ LIBRARIES = {"gcore_core", "gcore_language"}
 #: Plugin -> other plugins whose modules it may import, since it declares their distributions.
 MAY_USE = {
     "gcore_data": {"gcore_rewards"},  # extraction of answers and rewards read numbers alike
+    "gcore_environments": {"gcore_rewards"},  # both confine code that nobody trusts
     "gcore_rewards": {"gcore_report"},
     "gcore_tools": {"gcore_nodes"},  # an extra: nodes out of namespaces are machines of a launcher
 }

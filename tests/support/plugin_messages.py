@@ -232,15 +232,6 @@ CASES: dict[str, Cases] = {
         ),
         "number that is no port": lambda w: w.command("watch", str(begun(w)), "--port", "65536"),
     },
-    "Refinement": {
-        "one first answer": lambda w: w.load("sampling={use: refine, config: {first: 1}}"),
-        "unknown word of a template": lambda w: w.load(
-            "sampling.use=refine", "sampling.config.template='{prompt}{anser}'"
-        ),
-        "brace that is not closed": lambda w: w.load(
-            "sampling.use=refine", "sampling.config.template='{prompt'"
-        ),
-    },
     "Engines of trainers": {
         "argument of Megatron-Core": lambda w: w.load(
             "roles.policy.use=megatron", "roles.policy.engine={tensor_model_parallel_size: 2}"

@@ -42,16 +42,6 @@ ANSWERS = {
         """
     ],
     "reward": ["return Score(value=self._config.scale * record.text.count('3'))"],
-    "sampler": [
-        "return [int(group.rewards.argmax())] * count",
-        """
-        request = f" Improve this answer: {draft.text}"
-        if prompt.text is not None:
-            return Prompt(row=prompt.row, text=prompt.text + request, images=prompt.images)
-        turns = [*(prompt.messages or []), {"role": "user", "content": request}]
-        return Prompt(row=prompt.row, messages=turns, images=prompt.images)
-        """,
-    ],
     "placement": [
         """
         cells = {role: tuple(Cell((device,)) for device in devices[:slots]) for role, slots in window.slots.items()}

@@ -261,6 +261,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "role's key that is gone": lambda w: w.load("roles.rollout.lent=1"),
         "unknown key": lambda w: w.load("run.stepz=3"),
         "key that is gone": lambda w: w.load("controller.config.push_delta=auto"),
+        "section that is gone": lambda w: w.load("sampling={use: refine}"),
         "wrong type": lambda w: w.load("run.steps=many"),
         "key of a role that is gone": lambda w: w.load("roles.rollout.lent=1"),
         "wrong container": lambda w: w.load("run=[3]"),
@@ -305,7 +306,7 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         "name of a distribution without such a plugin": lambda w: w.load(
             "roles.policy.use=testing"
         ),
-        "deleted": lambda w: catalog.scan([str(w.directory)]).get("tree", where="sampling.use"),
+        "deleted": lambda w: catalog.scan([str(w.directory)]).get("tree", where="plugins"),
         "disabled": lambda w: disabled(w),
         "two plugins of one name": lambda w: (
             w.installed.add("twin", "", Wheel(version="1.3.0")),
@@ -328,6 +329,9 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
             w.load("local=[fake.py]"),
         ),
         "does not import": lambda w: w.plugin("import jinja9\n"),
+        "hook that is gone": lambda w: w.plugin(
+            "@hookimpl\ndef gcore_samplers():\n    return []\n"
+        ),
         "misspelt hook": lambda w: w.plugin("@hookimpl\ndef gcore_filterz():\n    return []\n"),
         "hook that is not marked": lambda w: w.plugin("def gcore_filters():\n    return []\n"),
         "hook with an unknown argument": lambda w: w.plugin(

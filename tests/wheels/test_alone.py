@@ -190,13 +190,6 @@ CASES = (
         is_slow=True,
     ),
     lacking("gcore-nodes", "launcher.use=ray", "pip install 'ray", plugin="ray", code=3),
-    fakes(
-        "gcore-algorithms",
-        "sampling={use: refine, config: {first: 2}}",
-        "advantage={use: fake, config: {group_size: 4}}",
-        plugin="refine",
-        two=(ROLLOUT,),
-    ),
     Alone(
         name="gcore-report",
         settings=("plugins=[report]",),

@@ -1,6 +1,6 @@
-"""Lets replicas sample leases, wave by wave, and sends each finished record to the scorers.
+"""Lets replicas sample leases, and sends each finished record to the scorers.
 
-The leases of a wave are cut into parts. Each lane gives its replica one part after the other.
+The leases of a round are cut into parts. Each lane gives its replica one part after the other.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from gcore_core.contract.errors import (
     DeadlineExceeded,
@@ -22,15 +20,12 @@ from gcore_core.contract.errors import (
 )
 from gcore_core.contract.launching import Peer
 from gcore_core.contract.lineage import UNSEALED, name_of
-from gcore_core.contract.records import FAILED, UNSAMPLED, DraftRef, Header, Lease
-from gcore_core.contract.sampling import DrawnSoFar
-from gcore_core.controllers.algorithm_answers import drafts_of
+from gcore_core.contract.records import UNSAMPLED, Header, Lease
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation.ledger import Ledger, has_failed_reward
+from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.generation.scoring import Scoring
 from gcore_core.controllers.generation.split_requests import deal, owned_by
 from gcore_core.controllers.placement.shard import PlacementShard
-from gcore_core.controllers.reward_weights import group_scalars
 from gcore_core.runtime.messages import CATCH_UP, GENERATE, CatchUp, GenerateRequest
 from gcore_core.wire.retry import PATIENT, insist
 
@@ -41,7 +36,7 @@ class Round:
 
     step: the version that begins the records, which is the step that uses them unless generation
         runs ahead; by it their memory is held and released.
-    number: counts the rounds of a step. ``draw`` gives each wave of a round its own number.
+    number: counts the rounds of a step.
     purpose: TRAIN, GREEDY or SAMPLED.
     least: the oldest version of the weights that may begin a sample; in a deterministic run the
         only one that may draw it.
@@ -53,11 +48,11 @@ class Round:
     least: int
 
 
-class Wave:
-    """Samples one wave: each lane gives its replica one part after the other.
+class Lanes:
+    """Samples the leases of a round: each lane gives its replica one part after the other.
 
     scoring: gets every finished record.
-    replicas: all that the wave is dealt over.
+    replicas: all that the round is dealt over.
     """
 
     def __init__(
@@ -230,29 +225,9 @@ async def draw(
 ) -> None:
     """Samples and scores the leases; returns when every record is finished and scored.
 
-    Where a group is sampled in waves, the next wave begins when all of these groups have been
-    scored so far. Every shard makes the same number of waves, with or without records in them.
-    """
-    count = len(ledger.waves)
-    for wave in range(count):
-        if wave:
-            leases = next_leases(context, ledger, leases, wave)
-        numbered = replace(round_, number=round_.number * count + wave)
-        await _draw_wave(context, placement, ledger, numbered, leases)
-
-
-async def _draw_wave(
-    context: ControllerContext,
-    placement: PlacementShard,
-    ledger: Ledger,
-    round_: Round,
-    leases: list[Lease],
-) -> None:
-    """Samples and scores one wave.
-
     A replica gets the next part when it has finished one. In a deterministic run each ordinal has
     its replica, and a replica waits for a request from every shard before it begins. Raises
-    WorkerDied or DeadlineExceeded when a replica is lost too often (``Wave``).
+    WorkerDied or DeadlineExceeded when a replica is lost too often (``Lanes``).
     """
     facts = context.facts
     replicas = await placement.sampling()
@@ -266,68 +241,8 @@ async def _draw_wave(
     scoring = Scoring(context, ledger, round_.purpose, placement)
     lanes = deal(leases, len(replicas), shard, shards, gathers or len(replicas) == 1)
     try:
-        await Wave(context, ledger, round_, scoring, replicas).work_off(lanes)
+        await Lanes(context, ledger, round_, scoring, replicas).work_off(lanes)
         await placement.judging()
         await scoring.finish()
     finally:
         scoring.cancel()
-
-
-def next_leases(
-    context: ControllerContext, ledger: Ledger, leases: list[Lease], wave: int
-) -> list[Lease]:
-    """Makes the next wave of these groups due, and returns its leases.
-
-    A group with a failed record or reward is drawn to its end from the row's own prompt: it cannot
-    be used, and its verdict waits for all of its records.
-
-    leases: of the wave before.
-    wave: number of the next one.
-    """
-    ordinals = {lease.ordinal for lease in leases}
-    for ordinal, records in ledger.between_waves(ordinals):
-        drafts = _drafts(context, ledger, records, ledger.waves[wave])
-        ledger.next_wave(ordinal, wave, drafts)
-    return ledger.unfinished(ordinals)
-
-
-def _drafts(
-    context: ControllerContext, ledger: Ledger, records: list[Header], count: int
-) -> dict[int, DraftRef]:
-    """Returns sample -> the record that it is made from.
-
-    records: of the group so far, by sample.
-    count: how many the next wave draws.
-    """
-    program = context.sampling
-    if program is None or any(r.status == FAILED or has_failed_reward(r) for r in records):
-        return {}
-    numbers = group_scalars(records, context.facts.rewards)
-    group = DrawnSoFar(
-        rewards=numbers.rewards,
-        named=numbers.named,
-        drafts=np.array([record.draft for record in records], np.int64),
-    )
-    names = drafts_of(context.sampling_code, program, group, count)
-    return {
-        len(records) + place: _ref(
-            records[name],
-            float(numbers.rewards[name]),
-            ledger.critique(*records[name].key, context.facts.rewards),
-        )
-        for place, name in enumerate(names)
-        if name >= 0
-    }
-
-
-def _ref(record: Header, reward: float, critique: str) -> DraftRef:
-    if record.columns is None:
-        raise ValueError(f"record {record.key} has no columns")  # a failed one, which is no draft
-    return DraftRef(
-        sample=record.sample,
-        columns=record.columns,
-        slot=record.slot,
-        reward=reward,
-        rewards=tuple(sorted(record.rewards.items())),
-        critique=critique,
-    )

@@ -11,11 +11,9 @@ Work may be done twice, but a record is taken once and an ordinal gets one verdi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-from msgspec.structs import replace
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.lineage import add_receipts
@@ -25,7 +23,6 @@ from gcore_core.contract.records import (
     OK,
     QUARANTINED,
     REWARD_SKIPPED,
-    DraftRef,
     Header,
     Lease,
     RecordScore,
@@ -38,24 +35,18 @@ class _Group:
 
     row: row of the dataset.
     epoch: which pass over the dataset.
-    due: how many of its records may be drawn by now, the first ones; a wave makes more due.
-    drafts: sample -> the record that it is made from.
     attempt: how often a replica has not finished what was asked of it: it was lost, or first
         needed weights.
     records: sample -> its finished record.
     scored: the samples that need no further score.
-    critiques: sample -> reward -> what it said of the record besides its value.
     verdict: and the reason; empty as long as it has none.
     """
 
     row: int
     epoch: int
-    due: int
-    drafts: dict[int, DraftRef] = field(default_factory=dict)
     attempt: int = 0
     records: dict[int, Header] = field(default_factory=dict)
     scored: set[int] = field(default_factory=set)
-    critiques: dict[int, dict[str, str]] = field(default_factory=dict)
     verdict: tuple[str, str] = ("", "")
 
 
@@ -71,7 +62,6 @@ class Ledger:
     rows: size of the dataset.
     seed: of the run; it gives the order of the rows.
     samples: records that a group has.
-    waves: how many of them each wave draws; None where all are drawn at once.
     tells: is called when all records of a group have come and are scored.
 
     A group is *open* from its lease to its verdict, then *settled* until a step takes it or gives
@@ -88,7 +78,6 @@ class Ledger:
         rows: int,
         seed: int,
         samples: int,
-        waves: Sequence[int] | None = None,
         tells: Callable[[], None] = lambda: None,
     ) -> None:
         self.shard = shard
@@ -96,7 +85,6 @@ class Ledger:
         self._rows = rows
         self._seed = seed
         self._samples = samples
-        self.waves = [samples] if waves is None else list(waves)
         self._tells = tells
         self._open: dict[int, _Group] = {}
         # The complete ones of them, in the order in which they became it.
@@ -107,69 +95,27 @@ class Ledger:
         self._closed: deque[dict[int, tuple[str, str]]] = deque()
 
     def lease(self, ordinals: Iterable[int]) -> list[Lease]:
-        """Opens this shard's of the ordinals; returns its leases to draw."""
-        own = {ordinal for ordinal in ordinals if ordinal % self.shards == self.shard}
+        """Opens this shard's of the ordinals; returns leases for those that are not carried."""
+        own = [ordinal for ordinal in ordinals if ordinal % self.shards == self.shard]
+        leases = []
         for ordinal in sorted(own):
-            carried = self._carried.pop(ordinal, None)
-            if carried is not None:
+            group = self._carried.pop(ordinal, None)
+            if group is None:
+                group = self._fresh(ordinal)
+                samples = tuple(range(self._samples))
+                leases.append(Lease(ordinal, group.row, group.epoch, samples))
+            else:
                 self._ended[ordinal] = None
-            self._open[ordinal] = carried or self._fresh(ordinal)
-        return self.unfinished(own)
+            self._open[ordinal] = group
+        return leases
 
     def _fresh(self, ordinal: int) -> _Group:
         epoch, row = row_of(ordinal, self._rows, self._seed)
-        return _Group(row, epoch, self.waves[0])
+        return _Group(row, epoch)
 
     def adopt(self, leases: list[Lease]) -> None:
         """Opens ordinals that are not of the run's order: an evaluation's, below zero."""
-        self._open |= {
-            lease.ordinal: _Group(lease.row, lease.epoch, self.waves[0]) for lease in leases
-        }
-
-    def unfinished(self, among: Set[int]) -> list[Lease]:
-        """Returns leases for those samples of the ordinals that are still to be drawn."""
-        leases = []
-        for ordinal, group in sorted(self._open.items()):
-            missing = tuple(s for s in range(group.due) if s not in group.records)
-            if ordinal in among and missing:
-                drafts = tuple((s, group.drafts[s]) for s in missing if s in group.drafts)
-                leases.append(
-                    Lease(ordinal, group.row, group.epoch, missing, group.attempt, drafts)
-                )
-        return leases
-
-    def between_waves(self, among: Iterable[int]) -> list[tuple[int, list[Header]]]:
-        """Returns (ordinal, records by sample) of groups whose next wave can be drawn.
-
-        Every record that was due is scored, and the group has further ones.
-
-        among: ordinals to look at.
-        """
-        ready = []
-        for ordinal in sorted(among):
-            group = self._open.get(ordinal)
-            if group is None or group.due == self._samples or len(group.scored) < group.due:
-                continue
-            ready.append((ordinal, [group.records[sample] for sample in range(group.due)]))
-        return ready
-
-    def critique(self, ordinal: int, sample: int, rewards: Iterable[str]) -> str:
-        """Returns what a record of an open group is said to be like; "" where nothing is said.
-
-        rewards: all of them. The first that said anything counts, whichever answered first.
-        """
-        said = self._open[ordinal].critiques.get(sample, {})
-        return next((said[name] for name in rewards if name in said), "")
-
-    def next_wave(self, ordinal: int, wave: int, drafts: Mapping[int, DraftRef]) -> None:
-        """Makes the records of a wave due.
-
-        wave: its number; the first one is 0.
-        drafts: sample -> the record that it is made from, of samples that have one.
-        """
-        group = self._open[ordinal]
-        group.due += self.waves[wave]
-        group.drafts.update(drafts)
+        self._open |= {lease.ordinal: _Group(lease.row, lease.epoch) for lease in leases}
 
     @property
     def drawn(self) -> bool:
@@ -182,18 +128,16 @@ class Ledger:
         It was lost, or had not the weights to draw with. What is asked again is the same record
         with the same seed; the attempt of each of these groups goes up by one.
         """
-        samples_of = {lease.ordinal: lease.samples for lease in leases}
-        for ordinal in samples_of.keys() & self._open.keys():
-            self._open[ordinal].attempt += 1
-        return self._unfinished_of(samples_of)
-
-    def _unfinished_of(self, samples_of: Mapping[int, Sequence[int]]) -> list[Lease]:
-        """Returns leases for the samples that are still to be drawn, by ordinal."""
-        missing = (
-            (lease, tuple(s for s in lease.samples if s in samples_of[lease.ordinal]))
-            for lease in self.unfinished(set(samples_of))
-        )
-        return [replace(lease, samples=samples) for lease, samples in missing if samples]
+        again = []
+        for lease in sorted(leases, key=lambda lease: lease.ordinal):
+            group = self._open.get(lease.ordinal)
+            if group is None:
+                continue
+            group.attempt += 1
+            missing = tuple(s for s in lease.samples if s not in group.records)
+            if missing:
+                again.append(Lease(lease.ordinal, group.row, group.epoch, missing, group.attempt))
+        return again
 
     def finished(self, header: Header) -> bool:
         """Takes a finished record; returns whether it was awaited.
@@ -222,10 +166,6 @@ class Ledger:
         if score.reason and header.status != FAILED and not has_failed_reward(header):
             header.reason = score.reason
         header.receipt = add_receipts(header.receipt, score.receipt)
-        said = group.critiques.get(score.sample, {})
-        kept = {name: text for name, text in said.items() if name not in score.statuses}
-        if said or score.critiques:
-            group.critiques[score.sample] = {**kept, **score.critiques}
         header.rewards = {**header.rewards, **score.values}
         header.reward_status = {**header.reward_status, **score.statuses}
         if names <= header.reward_status.keys():
@@ -321,7 +261,6 @@ class Ledger:
         for header in headers:
             if header.ordinal % self.shards == self.shard:
                 group = self._carried.setdefault(header.ordinal, self._fresh(header.ordinal))
-                group.due = self._samples
                 group.records[header.sample] = header
                 group.scored.add(header.sample)
 

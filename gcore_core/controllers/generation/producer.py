@@ -16,7 +16,6 @@ from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.records import FAILED, QUARANTINED, TRAINED, Header
 from gcore_core.contract.run_files import RecordTrace
-from gcore_core.controllers.algorithm_answers import waves_of
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.generation.dispatch import Round, draw
@@ -133,7 +132,6 @@ class Producer:
             rows=facts.rows["train"],
             seed=facts.run.seed,
             samples=context.advantage.group_size,
-            waves=_waves(context),
             tells=self._group_has_ended,
         )
         self._too_long = list[Verdict]()  # the latest groups, while all have too long a prompt
@@ -616,13 +614,6 @@ def _told(one: Verdict) -> GroupReport:
         spanning=sum(first != last for first, last in versions) / len(versions),
         whole=all(header.status != FAILED for header in one.group),
     )
-
-
-def _waves(context: ControllerContext) -> list[int] | None:
-    """Returns how many of a group's records each wave draws; None for all at once."""
-    if context.sampling is None:
-        return None
-    return waves_of(context.sampling_code, context.sampling, context.advantage.group_size)
 
 
 def _digests(taken: Sequence[Verdict]) -> dict[str, int]:

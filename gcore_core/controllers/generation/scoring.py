@@ -68,7 +68,7 @@ class Scoring:
     async def finish(self) -> None:
         """Returns when everything that was added is scored; raises what failed.
 
-        It is called when the judges are awake and all parts of a wave are worked off.
+        It is called when the judges are awake and all parts of a round are worked off.
         """
         self._open.set()
         await asyncio.gather(*self._tasks)

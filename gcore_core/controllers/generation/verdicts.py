@@ -25,7 +25,7 @@ from gcore_core.contract.run_files import log_path
 from gcore_core.controllers.algorithm_answers import keeps
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.generation.ledger import has_failed_reward
-from gcore_core.controllers.reward_weights import by_origin, group_scalars
+from gcore_core.controllers.reward_weights import group_scalars
 from gcore_core.runtime.worker_settings import JobFacts
 
 _LINES = 6  # at most this many lines of an error
@@ -70,10 +70,7 @@ def verdict_on(
     reason = _unusable(group, config)
     verdict = FILTERED if reason == _TOO_LONG else QUARANTINED
     if not reason:
-        verdicts = [
-            keeps(code, group_filter, group_scalars(part, rewards)) for part in by_origin(group)
-        ]
-        keep, reason = max(verdicts, key=lambda verdict: verdict[0])  # one that teaches is enough
+        keep, reason = keeps(code, group_filter, group_scalars(group, rewards))
         verdict = TRAINED if keep else FILTERED
         if keep and config.truncated == "mask" and all(h.status == TRUNCATED for h in group):
             verdict = FILTERED

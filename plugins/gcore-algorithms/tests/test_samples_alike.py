@@ -72,11 +72,6 @@ def test_where_the_batch_or_values_are_the_baseline_greedy_samples_still_teach(
     assert check("advantage.use=algorithms/reinforce-pp", greedy) == ""
 
 
-def test_answers_that_are_refined_have_other_prompts(check: Check) -> None:
-    greedy = "roles.rollout.config.temperature=0"
-    assert check(greedy, "sampling.use=refine", "advantage.config.group_size=8") == ""
-
-
 def test_every_engine_of_language_models_says_it() -> None:
     for config in (TorchGeneratorConfig, VllmGeneratorConfig, SglangGeneratorConfig):
         assert traits_of(config(top_k=1)).samples_alike == "top_k=1"

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from gcore_testing import GeneratorContract
+from gcore_testing import Contract, GeneratorContract, TokensContract
 from gcore_testing.contracts.base import closing, make
 from gcore_testing.safetensors_files import Tensors
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.order import FIRST_TURN
 from gcore_core.contract.records import Prompt
 
 
-class OnTinyModel(GeneratorContract):
-    """A generator's contract on a tiny Llama.
+class TinyModel(Contract):
+    """Has an engine with a tiny Llama.
 
     library: the engine's module; where it is not installed all tests are skipped.
     """
@@ -55,9 +56,25 @@ class OnTinyModel(GeneratorContract):
         cls, model: dict[str, str], tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[Any]:
         context = WorkerContext(
-            role="contract", model=model, directory=str(tmp_path_factory.mktemp("logs"))
+            role="contract",
+            model=model,
+            directory=str(tmp_path_factory.mktemp("logs")),
+            acts=issubclass(cls, TokensContract),
         )
         yield from closing(make(cls.description(), cls.config, context))
+
+
+class TokensOnTinyModel(TinyModel, TokensContract):
+    """The contract of an engine that goes on behind given tokens."""
+
+    @pytest.fixture
+    def generator(self, engine: Any) -> Iterator[Any]:
+        yield engine
+        engine.abort([(FIRST_TURN + place, sample) for place in range(1000) for sample in (0, 1)])
+
+
+class OnTinyModel(TinyModel, GeneratorContract):
+    """A generator's contract on a tiny Llama."""
 
     @pytest.fixture
     def generator(self, engine: Any) -> Iterator[Any]:

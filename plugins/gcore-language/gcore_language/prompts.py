@@ -153,6 +153,20 @@ def refuse_images(request: SampleRequest, ids: np.ndarray) -> np.ndarray:
     return ids
 
 
+def most_actions(request: SampleRequest, most: int, room: int) -> int:
+    """Returns how many actions an answer may have.
+
+    most: what the settings allow.
+    room: tokens that the context has left behind the prompt.
+    """
+    return min(most, room, request.most or most)
+
+
+def stops_of(request: SampleRequest, stop: Sequence[str]) -> list[str]:
+    """Returns the texts that end an answer: those of the settings, then its own."""
+    return [*stop, *(text for text in request.stop if text)]
+
+
 class PromptEncoder:
     """Turns prompts into the tokens that a model goes on behind.
 
@@ -224,7 +238,8 @@ class PromptEncoder:
         """Returns (requests that can be served, records of those that fail).
 
         A request that can be served is (request, prompt int32[P], room for actions). Requests of
-        one ordinal have one prompt, which is encoded once. Those fail whose prompt
+        one ordinal have one prompt, which is encoded once; where they give its tokens, these are
+        read as they are. Those fail whose prompt
 
             prompt_unreadable   cannot be written, or ends with an answer
             prompt_empty        has no token
@@ -236,7 +251,7 @@ class PromptEncoder:
             prompt that shows images raises DataError.
         """
         first = {request.ordinal: request for request in reversed(requests)}
-        encoded = self.encode([request.prompt for request in first.values()])
+        encoded = self._encoded(list(first.values()))
         prompts: dict[int, np.ndarray] = {}
         reasons: dict[int, str] = {}
         for (ordinal, request), ids in zip(first.items(), encoded, strict=True):
@@ -262,6 +277,15 @@ class PromptEncoder:
             for prompt in [prompts[request.ordinal]]
         ]
         return fitting, failed
+
+    def _encoded(self, requests: Sequence[SampleRequest]) -> list[np.ndarray | Unreadable]:
+        """Returns of each request the tokens of its prompt, int32[P], or why it has none."""
+        unknown = [request.prompt for request in requests if request.ids is None]
+        encoded = iter(self.encode(unknown))
+        return [
+            next(encoded) if request.ids is None else np.array(request.ids, np.int32)
+            for request in requests
+        ]
 
     def _log(self, prompt: Prompt, reason: str) -> None:
         """Logs why a prompt cannot be answered, since a record has room for the beginning alone."""

@@ -6,9 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gcore_language.chats import Unreadable
-from gcore_language.prompts import PromptEncoder, added_tokens, ids_without_token, load_tokenizer
+from gcore_language.prompts import (
+    PromptEncoder,
+    added_tokens,
+    ids_without_token,
+    load_tokenizer,
+    most_actions,
+    stops_of,
+)
 from gcore_language.tiny import VOCABULARY, save_model, save_tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -205,3 +213,43 @@ def test_sentencepiece_is_asked_for_only_where_it_would_help(
     text = str(error.value).lower()
     assert ("install sentencepiece" in text) == ("Install sentencepiece" in says)
     assert "tiktoken" not in text
+
+
+def asked(ordinal: int, text: str = "1+2=", **given: Any) -> SampleRequest:
+    return SampleRequest(ordinal=ordinal, sample=0, seed=1, prompt=of_text(text), **given)
+
+
+def test_given_tokens_are_not_encoded_and_may_end_with_an_end_token(directory: Path) -> None:
+    encoder = PromptEncoder(loaded(directory), [END])
+    given = np.array([7, 5, END], np.int64)
+    requests = [asked(0), asked(1, "<eos>", ids=given), asked(2, "7")]
+    fitting, failed = encoder.fitting(requests, context_length=100, version=3)
+    assert not failed
+    prompts = {request.ordinal: (ids.dtype, ids.tolist(), room) for request, ids, room in fitting}
+    plain = {
+        place: encoder.encode([asked(place, text).prompt])[0]
+        for place, text in ((0, "1+2="), (2, "7"))
+    }
+    assert prompts[1] == (np.int32, given.tolist(), 97)
+    for place, ids in plain.items():
+        assert prompts[place][1] == list(ids)
+
+
+def test_given_tokens_that_fill_the_context_fail_alone(directory: Path) -> None:
+    encoder = PromptEncoder(loaded(directory), [END])
+    requests = [asked(0, ids=np.full(8, 5)), asked(1, ids=np.zeros(0, np.int32)), asked(2)]
+    fitting, failed = encoder.fitting(requests, context_length=8, version=0)
+    assert [request.ordinal for request, _, _ in fitting] == [2]
+    reasons = {record.request.ordinal: record.reason.partition(":")[0] for record in failed}
+    assert reasons == {0: "prompt_too_long", 1: "prompt_empty"}
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(0, 12), (5, 5), (40, 12)])
+def test_a_limit_of_a_request_never_widens_that_of_the_settings(most: int, allowed: int) -> None:
+    assert most_actions(asked(0, most=most), 12, room=100) == allowed
+    assert most_actions(asked(0, most=most), 12, room=3) == min(allowed, 3)
+
+
+def test_stops_of_a_request_come_beside_those_of_the_settings() -> None:
+    assert stops_of(asked(0, stop=("b", "")), ["a"]) == ["a", "b"]
+    assert stops_of(asked(0), []) == []

@@ -56,7 +56,6 @@ _SECTIONS = {
         "advantage.config.group_size",
         "roles.rollout",
         "filter",
-        "sampling",
     ),
     "rewarding": ("rewards", "data"),
     "preparation": ("advantage", "rewards", "objective", "roles.policy"),

@@ -92,16 +92,16 @@ def test_runs_share_a_chart_and_ways_of_sampling_a_line_each(run: Run) -> None:
 
 
 def test_charts_of_zeros_stand_at_the_end_and_closed_but_those_of_rewards(run: Run) -> None:
-    zeros = {"masked_share": 0.0, "refined_share": 0.0, "reward": 0.0, "loss": 0.0, "kept": 0.1}
+    zeros = {"masked_share": 0.0, "stale_share": 0.0, "reward": 0.0, "loss": 0.0, "kept": 0.1}
     rows = [{**row, "metrics": zeros, "evaluation": {"greedy/exact": 0.0}} for row in run.rows]
     run.rows[:] = rows
     groups = curves([run])
-    assert [chart["key"] for chart in groups[-1]["charts"]] == ["masked_share", "refined_share"]
+    assert [chart["key"] for chart in groups[-1]["charts"]] == ["masked_share", "stale_share"]
     assert groups[-1]["closed"]
     assert the_chart(groups[:-1], "evaluation:exact") and the_chart(groups[:-1], "reward")
     run.rows[0] = {**rows[0], "metrics": zeros | {"masked_share": 0.5}}
     groups = curves([run])
-    assert [chart["key"] for chart in groups[-1]["charts"]] == ["refined_share"]
+    assert [chart["key"] for chart in groups[-1]["charts"]] == ["stale_share"]
 
 
 def test_stages_lie_on_top_of_each_other_and_sum_to_the_step(run: Run) -> None:

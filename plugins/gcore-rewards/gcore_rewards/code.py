@@ -72,6 +72,7 @@ class Confinement:
             "confined": confined,
             "shows_errors": False,
             "python": python.path,
+            "options": ["-I", "-B"],
             "environment": python.environment,
             "driver": str(here / "driver.py"),
             "readable": [*python.places, *config.readable],
@@ -80,6 +81,7 @@ class Confinement:
             "memory_mib": config.memory_mib,
             "files_mib": config.files_mib,
             "processes": config.processes,
+            "open_files": 64,
         }
 
     def require(self) -> None:

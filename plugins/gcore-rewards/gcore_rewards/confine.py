@@ -3,8 +3,8 @@
 The program's standard input and output are those of this process. The program gets name spaces of
 its own: it sees no network but a loopback interface that is down, no files but the interpreter
 (read only) and a directory in memory, and no process but its own. Its CPU and wall-clock time,
-memory, file size and number of processes are limited. This needs root, or a kernel that lets users
-make user name spaces.
+memory, file size and number of processes are limited; of time and memory, null in SETTINGS is no
+limit. This needs root, or a kernel that lets users make user name spaces.
 
 Exit codes:
     0: the program ended.
@@ -199,18 +199,20 @@ def _require_open(path: str, base: str) -> None:
 
 
 def _limit(settings: dict[str, Any]) -> None:
+    memory_mib = settings["memory_mib"]
     limits = {
         resource.RLIMIT_CPU: settings["cpu_s"],
-        resource.RLIMIT_AS: settings["memory_mib"] << 20,
+        resource.RLIMIT_AS: None if memory_mib is None else memory_mib << 20,
         resource.RLIMIT_FSIZE: settings["files_mib"] << 20,
         resource.RLIMIT_NPROC: settings["processes"],
-        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_NOFILE: settings["open_files"],
         resource.RLIMIT_CORE: 0,
     }
     if not settings["confined"]:
         del limits[resource.RLIMIT_NPROC]  # it would count all processes of this user
     for which, limit in limits.items():
-        resource.setrlimit(which, (limit, limit))
+        if limit is not None:
+            resource.setrlimit(which, (limit, limit))
 
 
 @contextlib.contextmanager
@@ -253,7 +255,8 @@ def _program(settings: dict[str, Any]) -> None:
     if not settings["shows_errors"]:
         os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     driver = "/.driver.py" if settings["confined"] else settings["driver"]
-    os.execve(settings["python"], [settings["python"], "-I", "-B", driver], environment)
+    words = [settings["python"], *settings["options"], driver]
+    os.execve(settings["python"], words, environment)
 
 
 def _start(settings: dict[str, Any]) -> int:
@@ -315,7 +318,8 @@ def main() -> int:
     os.close(1)
     waiting = select.poll()
     waiting.register(os.pidfd_open(first), select.POLLIN)
-    if not waiting.poll(1000 * settings["time_s"]):
+    time_s = settings["time_s"]
+    if not waiting.poll(None if time_s is None else 1000 * time_s):
         os.kill(first, signal.SIGKILL)  # the kernel ends all others of its name space
         os.waitpid(first, 0)
         return TIMED_OUT

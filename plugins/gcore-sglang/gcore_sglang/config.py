@@ -63,6 +63,8 @@ class SglangGeneratorConfig(GeneratorSettings):
             midway_weights=True,
             receives_weights=True,
             scores_logprobs=True,
+            # A stop of a request could be missed, as one of the settings could.
+            tokens=not self.lora_rank,
         )
 
 

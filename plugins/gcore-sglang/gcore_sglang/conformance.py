@@ -7,7 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from gcore_language.engine_contract import OnCuda, OnQwen2, OnQwen2VL, OnTinyModel
+from gcore_language.engine_contract import (
+    OnCuda,
+    OnQwen2,
+    OnQwen2VL,
+    OnTinyModel,
+    TokensOnTinyModel,
+)
 
 from gcore_sglang import stepwise
 
@@ -45,6 +51,12 @@ class TestQwen2Generator(OnSglang, OnQwen2):
 
 class TestQwen2VLGenerator(OnSglang, OnQwen2VL):
     patch = 14  # SGLang knows no other
+
+
+class TestTokens(TokensOnTinyModel):
+    provider = "sglang"
+    library = "sglang"
+    config = {**OnSglang.config, "context_length": 256}
 
 
 class TestDeterministicGenerator(OnSglang):

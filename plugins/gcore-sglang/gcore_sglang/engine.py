@@ -28,7 +28,14 @@ from gcore_language.images import ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.model_places import position_limit
-from gcore_language.prompts import PromptEncoder, decode, ids_without_token, load_tokenizer
+from gcore_language.prompts import (
+    PromptEncoder,
+    decode,
+    ids_without_token,
+    load_tokenizer,
+    most_actions,
+    stops_of,
+)
 from gcore_language.pushed_adapter import PushedAdapter
 from gcore_language.sequences import by_rows
 from gcore_language.settings import threads_of
@@ -132,7 +139,7 @@ class SglangGenerator:
         except BaseException:
             self._server.close()
             raise
-        self._context_length = min(
+        self._context_length: int = min(
             length or server_info["max_req_input_len"], server_info["max_req_input_len"]
         )
 
@@ -140,6 +147,28 @@ class SglangGenerator:
     def version(self) -> int:
         """The version of the weights that SGLang holds."""
         return self._inbox.version
+
+    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset(self._ends)
+
+    @property
+    def max_actions(self) -> int:
+        return self._config.max_new_tokens
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def temperature(self) -> float:
+        return self._config.temperature
 
     # -- sampling ----------------------------------------------------------------------------------
 
@@ -212,8 +241,8 @@ class SglangGenerator:
             "top_p": config.top_p,
             "top_k": config.top_k or -1,
             "sampling_seed": request.seed & _SEED_MASK,
-            "max_new_tokens": min(config.max_new_tokens, room),
-            "stop": config.stop or None,
+            "max_new_tokens": most_actions(request, config.max_new_tokens, room),
+            "stop": stops_of(request, config.stop) or None,
             "stop_token_ids": self._ends,
             "stream_interval": _STREAM_INTERVAL,
         }
@@ -638,7 +667,7 @@ def _arguments(
     arguments: dict[str, Any] = {
         "model_path": str(files.directory),
         "load_format": "safetensors",
-        "skip_tokenizer_init": not config.stop,  # stop strings are found by SGLang
+        "skip_tokenizer_init": not (config.stop or context.acts),  # SGLang finds stop strings
         "trust_remote_code": config.trust_remote_code,
         "dtype": config.dtype,
         "tp_size": max(1, len(context.devices)),

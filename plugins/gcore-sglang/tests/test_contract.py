@@ -44,6 +44,11 @@ class TestDeterministicGenerator(conformance.TestDeterministicGenerator):
 
 
 @pytest.mark.engine
+class TestTokens(conformance.TestTokens):
+    pass
+
+
+@pytest.mark.engine
 class TestSleepingGenerator(conformance.TestSleepingGenerator):
     pass
 

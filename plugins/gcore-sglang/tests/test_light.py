@@ -4,6 +4,7 @@ run.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -441,3 +442,20 @@ def test_a_job_whose_pushes_sglang_would_refuse_is_refused_at_check(
     problems = list(gcore_sglang.check_adapter("rollout", roles))
     assert len(problems) == bool(problem)
     assert all(problem in found for found in problems)
+
+
+def test_limits_and_stops_of_a_request_come_beside_those_of_the_settings() -> None:
+    generator = SglangGenerator.__new__(SglangGenerator)
+    generator._config = SglangGeneratorConfig(max_new_tokens=12, stop=["a"])
+    generator._ends = []
+    request = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+    turn = dataclasses.replace(request, most=5, stop=("b",))
+    told = [generator._parameters(one, 8) for one in (request, turn)]
+    assert [parameters["max_new_tokens"] for parameters in told] == [8, 5]
+    assert [parameters["stop"] for parameters in told] == [["a"], ["a", "b"]]
+
+
+def test_adapters_of_pushes_leave_no_stops_to_requests() -> None:
+    """SGLang misses a text that a push divides."""
+    assert SglangGeneratorConfig().traits().tokens
+    assert not SglangGeneratorConfig(lora_rank=8).traits().tokens

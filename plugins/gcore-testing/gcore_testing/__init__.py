@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.placement import PlacementPolicyContract
     from gcore_testing.contracts.plugin import PluginContract
     from gcore_testing.contracts.remote_store import RemoteStoreContract
-    from gcore_testing.contracts.sampler import SamplerContract
     from gcore_testing.contracts.scorer import ScorerContract
     from gcore_testing.contracts.sentinel import SentinelContract
     from gcore_testing.contracts.site_files import SiteFilesContract
     from gcore_testing.contracts.step_check import StepCheckContract
+    from gcore_testing.contracts.tokens import TokensContract
     from gcore_testing.contracts.trainer import TrainerContract
     from gcore_testing.contracts.view import ViewContract
 
@@ -52,11 +52,11 @@ _HOMES = {
     "PlacementPolicyContract": "placement",
     "PluginContract": "plugin",
     "RemoteStoreContract": "remote_store",
-    "SamplerContract": "sampler",
     "ScorerContract": "scorer",
     "SentinelContract": "sentinel",
     "SiteFilesContract": "site_files",
     "StepCheckContract": "step_check",
+    "TokensContract": "tokens",
     "TrainerContract": "trainer",
     "TrainerWithGeneratorContract": "agreement",
     "ViewContract": "view",
@@ -81,11 +81,11 @@ __all__ = [
     "PlacementPolicyContract",
     "PluginContract",
     "RemoteStoreContract",
-    "SamplerContract",
     "ScorerContract",
     "SentinelContract",
     "SiteFilesContract",
     "StepCheckContract",
+    "TokensContract",
     "TrainerContract",
     "TrainerWithGeneratorContract",
     "ViewContract",

@@ -29,7 +29,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, PluginBroken
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.providers import AdvantageProvider
-from gcore_testing.contracts.base import Contract, closing, make
+from gcore_core.contract.traits import traits_of
+from gcore_testing.contracts.base import Contract, closing, config_of, make
 from gcore_testing.contracts.plugin import is_met
 
 #: kind -> name of its contract; the other kinds of the core have none
@@ -46,7 +47,6 @@ BY_KIND = {
     "observer": "ObserverContract",
     "placement": "PlacementPolicyContract",
     "reward": "ScorerContract",
-    "sampler": "SamplerContract",
     "sentinel": "SentinelContract",
     "trainer": "TrainerContract",
     "view": "ViewContract",
@@ -72,6 +72,10 @@ def contracts_of(name: str) -> dict[str, Any]:
                 word.capitalize() for word in re.split(r"[-_/]", f"{item.reference}-{item.kind}")
             )
             contracts[f"Test{title}"] = type(f"Test{title}", (base,), {"provider": item.reference})
+            if item.kind == "generator" and _takes_tokens(item):
+                contracts[f"Test{title}Tokens"] = type(
+                    f"Test{title}Tokens", (testing.TokensContract,), {"provider": item.reference}
+                )
             if item.kind == "sentinel":
                 contracts[f"Test{title}Check"] = type(
                     f"Test{title}Check",
@@ -155,6 +159,10 @@ def _module(installed: catalog.Installed) -> ModuleType | None:
 def _contract_name(item: Provided) -> str:
     at_actions = isinstance(item.spec, AdvantageProvider) and item.spec.level == "action"
     return "ActionAdvantageContract" if at_actions else BY_KIND[item.kind]
+
+
+def _takes_tokens(item: Provided) -> bool:
+    return traits_of(config_of(item.spec, {})).tokens
 
 
 def _obstacle(item: Provided) -> str:

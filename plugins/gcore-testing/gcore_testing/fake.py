@@ -81,6 +81,7 @@ class AbleGeneratorConfig(FakeGeneratorConfig):
             receives_weights=True,
             scores_logprobs=True,
             sleeps=True,
+            tokens=True,
         )
 
 
@@ -138,6 +139,16 @@ def tensors_of(logits: np.ndarray) -> Iterator[tuple[TensorSpec, np.ndarray]]:
         yield spec, part.view(np.uint8)
 
 
+class FakeTokenizer:
+    """Reads the bytes of a text, and writes letters."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(VOCABULARY[letter] for letter in ids)
+
+
 class FakeGenerator:
     """Draws letters until the end mark.
 
@@ -154,6 +165,11 @@ class FakeGenerator:
         self._begun: dict[tuple[int, int], list[tuple[int, float]]] = {}
         self._incoming: dict[str, np.ndarray] = {}
         self._asleep = b""  # the logits while it sleeps
+        self.tokenizer = FakeTokenizer()
+        self.end_ids = frozenset({END})
+        self.max_actions = config.max_new_tokens
+        self.context_length = 0
+        self.temperature = config.temperature
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         for request in requests:
@@ -184,7 +200,10 @@ class FakeGenerator:
         """Returns how an answer with these letters ends; "" where it goes on."""
         if letters[-1] == END and len(letters) > self._first_end(request):
             return FINISHED
-        if len(letters) >= self._config.max_new_tokens:
+        text = self.tokenizer.decode(letters) if request.stop else ""
+        if any(stop in text for stop in request.stop):
+            return FINISHED
+        if len(letters) >= min(self.max_actions, request.most or self.max_actions):
             return TRUNCATED
         return ""
 
@@ -211,11 +230,12 @@ class FakeGenerator:
         drawn = self._begun.pop((request.ordinal, request.sample), [])
         first = drawn[0][0] if drawn else self.version
         actions = np.array(letters, np.int32)
-        text = "".join(VOCABULARY[letter] for letter in letters)
+        text = self.tokenizer.decode(letters)
+        prompt = request.ids
+        if prompt is None:
+            prompt = np.array(self.tokenizer.encode(request.prompt.text or ""), np.int32)
         columns: dict[str, np.ndarray] = {
-            "prompt_ids": np.frombuffer((request.prompt.text or "").encode(), np.uint8).astype(
-                np.int32
-            ),
+            "prompt_ids": prompt,
             "action_ids": actions,
             "logp": np.array([logp for _, logp in drawn], np.float32),
             "action_mask": np.ones(len(letters), np.uint8),

@@ -202,6 +202,7 @@ class TorchGeneratorConfig(GeneratorSettings):
             receives_weights=True,
             scores_logprobs=True,
             sleeps=True,
+            tokens=True,
         )
 
 

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 from gcore_language.tiny import save_image_model, save_model
-from gcore_testing import GeneratorContract, TrainerContract, TrainerWithGeneratorContract
+from gcore_testing import (
+    GeneratorContract,
+    TokensContract,
+    TrainerContract,
+    TrainerWithGeneratorContract,
+)
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import SampleRequest
@@ -121,6 +126,16 @@ class TestQwen3MoeGenerator(OnQwen3Moe, OnDevice):
         generator.sleep()
         assert generator.memory_bytes < awake
         generator.close()
+
+
+class TestLlamaTokens(OnLlama, TokensContract):
+    provider = "torch"
+    config = _GENERATOR
+
+
+class TestQwen2Tokens(OnQwen2, TokensContract):
+    provider = "torch"
+    config = {**_GENERATOR, "temperature": 0.7, "context_length": 64}
 
 
 class SleepingTrainer(TrainerContract):

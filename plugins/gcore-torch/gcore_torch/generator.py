@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,9 @@ from gcore_language.prompts import (
     decode,
     ids_without_token,
     load_tokenizer,
+    most_actions,
     refuse_images,
+    stops_of,
 )
 from gcore_language.routing import Routers, has_experts
 from gcore_language.sequences import by_rows
@@ -79,12 +82,14 @@ class _Waiting:
     request: as it was submitted.
     prompt: int32[P].
     limit: most actions.
+    stop: texts that end it.
     images: those of the prompt; samples of one prompt share them.
     """
 
     request: SampleRequest
     prompt: np.ndarray
     limit: int
+    stop: Sequence[str] = ()
     images: Images | None = None
 
 
@@ -175,8 +180,8 @@ class _Rows:
 class TorchGenerator:
     """A generator over a Hugging Face model in this process.
 
-    It implements Generator, ReceivesWeights, Fingerprints, Sleeps, ScoresLogprobs and ExplainsGaps
-    of ``gcore_core.contract.generator``, and ReceivesDevice of
+    It implements Generator, TakesTokens, ReceivesWeights, Fingerprints, Sleeps, ScoresLogprobs and
+    ExplainsGaps of ``gcore_core.contract.generator``, and ReceivesDevice of
     ``gcore_core.contract.weight_transfer``. Raises ConfigError when the configuration asks for an
     engine or a decoder that the model cannot have.
 
@@ -315,6 +320,28 @@ class TorchGenerator:
         """The version of the weights that sample now."""
         return self._inbox.version
 
+    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset(self._ends.nonzero()[0].tolist())
+
+    @property
+    def max_actions(self) -> int:
+        return self._config.max_new_tokens
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def temperature(self) -> float:
+        return self._config.temperature
+
     # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -333,10 +360,11 @@ class TorchGenerator:
 
         fitting, failed = self._encoder.fitting(requests, self._context_length, self.version, lay)
         self._to_return += failed
-        max_actions = self._config.max_new_tokens
         for request, prompt, room in fitting:
             shown = images.get(request.ordinal)
-            self._queue.append(_Waiting(request, prompt, min(max_actions, room), shown))
+            limit = most_actions(request, self.max_actions, room)
+            stop = stops_of(request, self._config.stop)
+            self._queue.append(_Waiting(request, prompt, limit, stop, shown))
 
     def step(self) -> list[Finished]:
         """Gives each running sample one more token, and those that join their first.
@@ -521,7 +549,7 @@ class TorchGenerator:
         last = rows.tokens[np.arange(rows.count), length - 1]
         ended = self._ends[last]
         leaving = ended | (length >= rows.limit[: rows.count])
-        stopped = self._stopped(~ended) if self._config.stop else np.zeros_like(ended)
+        stopped = self._stopped(~ended)
         leaving |= stopped
         if not leaving.any():
             return []
@@ -541,10 +569,14 @@ class TorchGenerator:
 
     def _stopped(self, candidates: np.ndarray) -> np.ndarray:
         """Returns bool[B]: which of the candidates, bool[B], have text with a stop string."""
-        indexes = candidates.nonzero()[0]
         has_stop = np.zeros_like(candidates)
+        waiting = self._rows.waiting
+        may_stop = np.array([bool(row.stop) for row in waiting], np.bool_)
+        indexes = (candidates & may_stop).nonzero()[0]
+        if not len(indexes):
+            return has_stop
         for i, text in zip(indexes.tolist(), self._decode(indexes), strict=True):
-            has_stop[i] = any(stop in text for stop in self._config.stop)
+            has_stop[i] = any(stop in text for stop in waiting[i].stop)
         return has_stop
 
     def _actions(self, row: int) -> np.ndarray:

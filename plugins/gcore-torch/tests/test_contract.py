@@ -11,9 +11,11 @@ from gcore_testing import PluginContract
 from gcore_torch import conformance
 from gcore_torch.conformance import (
     TestLlamaGenerator,
+    TestLlamaTokens,
     TestLlamaTrainer,
     TestLlamaTrainerWithGenerator,
     TestQwen2Generator,
+    TestQwen2Tokens,
     TestQwen2TrainerWithGenerator,
     TestQwen2VLTrainerWithGenerator,
     TestQwen3MoeGenerator,
@@ -22,9 +24,11 @@ from gcore_torch.conformance import (
 
 __all__ = [
     "TestLlamaGenerator",
+    "TestLlamaTokens",
     "TestLlamaTrainer",
     "TestLlamaTrainerWithGenerator",
     "TestQwen2Generator",
+    "TestQwen2Tokens",
     "TestQwen2TrainerWithGenerator",
     "TestQwen2VLTrainerWithGenerator",
     "TestQwen3MoeGenerator",

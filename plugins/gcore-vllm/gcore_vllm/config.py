@@ -73,6 +73,7 @@ class VllmGeneratorConfig(GeneratorSettings):
             midway_weights=True,
             receives_weights=True,
             scores_logprobs=True,
+            tokens=True,
         )
 
 

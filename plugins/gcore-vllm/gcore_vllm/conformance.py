@@ -5,7 +5,13 @@ It uses the real engine.
 
 from __future__ import annotations
 
-from gcore_language.engine_contract import OnCuda, OnQwen2, OnQwen2VL, OnTinyModel
+from gcore_language.engine_contract import (
+    OnCuda,
+    OnQwen2,
+    OnQwen2VL,
+    OnTinyModel,
+    TokensOnTinyModel,
+)
 
 
 class OnVllm(OnTinyModel):
@@ -26,6 +32,12 @@ class TestQwen2Generator(OnVllm, OnQwen2):
 
 class TestQwen2VLGenerator(OnVllm, OnQwen2VL):
     pass
+
+
+class TestTokens(TokensOnTinyModel):
+    provider = "vllm"
+    library = "vllm"
+    config = {**OnVllm.config, "context_length": 256}
 
 
 class TestSleepingGenerator(OnVllm, OnCuda):

@@ -23,7 +23,14 @@ from gcore_language.image_requests import (
 from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
 from gcore_language.model_files import ModelFiles, open_model_files
-from gcore_language.prompts import PromptEncoder, decode, ids_without_token, load_tokenizer
+from gcore_language.prompts import (
+    PromptEncoder,
+    decode,
+    ids_without_token,
+    load_tokenizer,
+    most_actions,
+    stops_of,
+)
 from gcore_language.sequences import by_rows
 
 from gcore_core.contract.columns import Columns, SampledBy
@@ -100,6 +107,28 @@ class VllmGenerator:
         """The version of the weights that vLLM holds."""
         return self._inbox.version
 
+    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset(self._ends)
+
+    @property
+    def max_actions(self) -> int:
+        return self._config.max_new_tokens
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def temperature(self) -> float:
+        return self._config.temperature
+
     # -- sampling ----------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
@@ -139,16 +168,17 @@ class VllmGenerator:
         from vllm.sampling_params import RequestOutputKind
 
         config = self._config
+        stop = stops_of(request, config.stop)
         return SamplingParams(
             temperature=0.0 if request.greedy else config.temperature,
             top_p=config.top_p,
             top_k=config.top_k,
             seed=request.seed & _SEED_MASK,
-            max_tokens=min(config.max_new_tokens, room),
-            stop=config.stop or None,
+            max_tokens=most_actions(request, config.max_new_tokens, room),
+            stop=stop or None,
             include_stop_str_in_output=True,
             stop_token_ids=self._ends,
-            detokenize=bool(config.stop),
+            detokenize=bool(stop),
             logprobs=0,  # of the sampled token alone
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -189,7 +189,7 @@ def _arguments(
     arguments: dict[str, Any] = {
         "model": str(files.directory),
         "load_format": "safetensors",
-        "skip_tokenizer_init": not config.stop,  # stop strings are found by vLLM
+        "skip_tokenizer_init": not (config.stop or context.acts),  # stop strings are found by vLLM
         "trust_remote_code": config.trust_remote_code,
         "dtype": config.dtype,
         "seed": context.seed % 2**32,

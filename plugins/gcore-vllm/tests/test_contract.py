@@ -33,6 +33,11 @@ class TestQwen2VLGenerator(conformance.TestQwen2VLGenerator):
 
 
 @pytest.mark.engine
+class TestTokens(conformance.TestTokens):
+    pass
+
+
+@pytest.mark.engine
 class TestSleepingGenerator(conformance.TestSleepingGenerator):
     pass
 

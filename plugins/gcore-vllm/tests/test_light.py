@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -21,6 +22,8 @@ from gcore_vllm.start import set_environment
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import Prompt
 
 KNOWN = [
     "block_size",
@@ -184,3 +187,21 @@ def test_a_step_is_progress_only_while_vllm_knows_of_samples(knows: bool) -> Non
     generator._finish = list  # type: ignore[method-assign, assignment]
     assert generator.step() == []
     assert shown == ["progress"] * knows
+
+
+def test_limits_and_stops_of_a_request_come_beside_those_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Texts are made only of samples that a text may end."""
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    generator = VllmGenerator.__new__(VllmGenerator)
+    generator._config = VllmGeneratorConfig(max_new_tokens=12)
+    generator._ends = []
+    request = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+    turn = dataclasses.replace(request, most=5, stop=("b",))
+    told = [generator._parameters(one, 8) for one in (request, turn)]
+    assert [parameters.max_tokens for parameters in told] == [8, 5]
+    assert [parameters.stop for parameters in told] == [None, ["b"]]
+    assert [parameters.detokenize for parameters in told] == [False, True]

@@ -7,12 +7,11 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 import pytest
 from gcore_testing import (
@@ -25,11 +24,9 @@ from gcore_testing import (
     LauncherContract,
     MeterContract,
     PlacementPolicyContract,
-    SamplerContract,
     ScorerContract,
     fake,
 )
-from gcore_testing.contracts.sampler import ROWS
 from gcore_testing.contracts.scorer import scored_record
 from gcore_testing.fake import (
     FakeAdvantage,
@@ -51,7 +48,6 @@ from gcore_core.contract.launching import FoundNodes, NodeFacts, Servable, Site
 from gcore_core.contract.measurements import Account
 from gcore_core.contract.placement import Cell, Decision, Device, Partition, Window
 from gcore_core.contract.records import OK, Prompt
-from gcore_core.contract.sampling import Draft, DrawnSoFar
 from gcore_core.contract.scorer import Score, ScoredRecord
 from gcore_core.contract.site_files import OneDisk
 from gcore_core.contract.trainer import TrainRecord
@@ -1295,95 +1291,3 @@ class ForgetsWhatHasEnded(CleanMeter):
         def used_s(self, devices: Mapping[int, Sequence[int]]) -> dict[int, float]:
             used_s = super().used_s(devices)
             return {index: used_s[index] if pids else 0.0 for index, pids in devices.items()}
-
-
-# -- sampling programs -----------------------------------------------------------------------------
-
-
-class CleanSampler(SamplerContract):
-    caught_by: ClassVar[tuple[str, ...]] = ()
-
-    class Backend:
-        """A half is made from the best of the other half."""
-
-        def waves(self, group_size: int) -> list[int]:
-            return [group_size // 2, group_size - group_size // 2]
-
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            return [int(group.rewards.argmax())] * count
-
-        def prompt(self, prompt: Prompt, draft: Draft) -> Prompt:
-            if prompt.text is not None:
-                return msgspec.structs.replace(prompt, text=f"{prompt.text}\n{draft.text}")
-            turns = [*(prompt.messages or []), {"role": "assistant", "content": draft.text}]
-            return msgspec.structs.replace(prompt, messages=turns)
-
-    @pytest.fixture
-    def program(self) -> Any:
-        return self.Backend()
-
-
-class IsNoSamplingProgram(CleanSampler):
-    caught_by = (
-        "test_it_is_a_sampling_program",
-        "test_asking_twice_gives_the_same",
-        "test_arguments_stay_as_they_are",
-        "test_a_prompt_is_of_its_row",
-    )
-
-    class Backend:
-        def waves(self, group_size: int) -> list[int]:
-            return [group_size // 2, group_size - group_size // 2]
-
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            return [-1] * count
-
-
-class DrawsTooMany(CleanSampler):
-    caught_by = ("test_the_waves_make_up_the_group",)
-
-    class Backend(CleanSampler.Backend):
-        def waves(self, group_size: int) -> list[int]:
-            return [group_size, group_size // 2]
-
-
-class NamesARecordOfTheSameWave(CleanSampler):
-    caught_by = ("test_a_draft_is_a_drawn_record",)
-
-    class Backend(CleanSampler.Backend):
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            return [len(group.rewards)] * count
-
-
-class DraftsByChance(CleanSampler):
-    caught_by = ("test_asking_twice_gives_the_same",)
-
-    class Backend(CleanSampler.Backend):
-        def drafts(self, group: DrawnSoFar, count: int) -> list[int]:
-            return [random.randrange(len(group.rewards)) for _ in range(count)]
-
-
-class WritesIntoTheTurns(CleanSampler):
-    caught_by = ("test_asking_twice_gives_the_same", "test_arguments_stay_as_they_are")
-
-    class Backend(CleanSampler.Backend):
-        def prompt(self, prompt: Prompt, draft: Draft) -> Prompt:
-            if prompt.messages is not None:
-                prompt.messages.append({"role": "assistant", "content": draft.text})
-                return msgspec.structs.replace(prompt, messages=list(prompt.messages))
-            return super().prompt(prompt, draft)
-
-    @pytest.fixture
-    def program(self) -> Iterator[Any]:
-        messages = ROWS[1].messages or []
-        turns = len(messages)
-        yield self.Backend()
-        del messages[turns:]
-
-
-class MakesAnotherRow(CleanSampler):
-    caught_by = ("test_a_prompt_is_of_its_row",)
-
-    class Backend(CleanSampler.Backend):
-        def prompt(self, prompt: Prompt, draft: Draft) -> Prompt:
-            return Prompt(row=0, text=draft.text)

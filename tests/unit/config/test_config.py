@@ -70,7 +70,6 @@ def test_a_short_file_becomes_a_whole_plan(job: Job) -> None:
         "filter": ("filter", "core/keep-all"),
         "balance": ("balancer", "balance"),
         "sentinel": ("sentinel", "sentinel"),
-        "sampling": ("sampler", "core/plain"),
         "placement": ("placement", "core/even"),
         "roles.policy": ("trainer", "fake"),
         "roles.rollout": ("generator", "fake"),

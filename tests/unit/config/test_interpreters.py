@@ -241,8 +241,8 @@ from gcore_core import hookimpl
 from gcore_core.contract import providers as p
 
 @hookimpl
-def gcore_samplers():
-    yield p.SamplerProvider(summary="draws", factory="gcore_fake_engine:make")
+def gcore_datasets():
+    yield p.DatasetProvider(summary="rows", factory="gcore_fake_engine:make")
 
 @hookimpl
 def gcore_objectives():
@@ -253,11 +253,11 @@ def gcore_objectives():
 @pytest.mark.parametrize(
     ("settings", "is_missing"),
     [
-        (["roles.rollout.python=other/bin/python", "sampling.use=beside"], True),
+        (["roles.rollout.python=other/bin/python", "data.use=beside"], True),
         (["roles.policy.python=other/bin/python", "objective.use=beside"], True),
-        (["roles.policy.python=other/bin/python", "sampling.use=beside"], False),
+        (["roles.policy.python=other/bin/python", "data.use=beside"], False),
     ],
-    ids=["a rollout draws by it", "a policy trains by it", "a policy does not draw by it"],
+    ids=["a rollout opens it", "a policy trains by it", "a policy does not open it"],
 )
 def test_a_role_needs_the_plugins_of_what_its_workers_build_and_no_others(
     settings: list[str],

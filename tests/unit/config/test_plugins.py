@@ -57,6 +57,10 @@ def test_a_named_plugin_that_fails_to_import_is_fatal_with_its_cause(
             "@hookimpl\ndef gcore_trainer():\n    return []",
             r"no hook 'gcore_trainer' \(did you mean 'gcore_trainers'\?\)",
         ),
+        (
+            "@hookimpl\ndef gcore_samplers():\n    return []",
+            r"no hook 'gcore_samplers' any more\.\n  remove it; draw, look at the answer",
+        ),
         ("def gcore_trainers():\n    return []", "function 'gcore_trainers' lacks @hookimpl"),
         ("@hookimpl\ndef gcore_run_end(run, err):\n    pass", "err"),
         (

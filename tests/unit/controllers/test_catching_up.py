@@ -16,7 +16,7 @@ from gcore_core.contract.records import Header
 from gcore_core.controllers import publishing as publishing_module
 from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
-from gcore_core.controllers.generation.dispatch import Round, Wave
+from gcore_core.controllers.generation.dispatch import Lanes, Round
 from gcore_core.controllers.generation.ledger import Ledger
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
@@ -223,9 +223,9 @@ def work_of(replicas: list[Replica], lead: Lead) -> tuple[asyncio.Task[None], Le
     scoring = SimpleNamespace(add=lambda headers: None)
     round_ = Round(step=0, number=0, purpose=TRAIN, least=0)
     peers: Any = replicas
-    wave = Wave(context, ledger, round_, scoring, peers)  # type: ignore[arg-type]
+    lanes = Lanes(context, ledger, round_, scoring, peers)  # type: ignore[arg-type]
     queue = deque([[lease] for lease in ledger.lease(range(len(replicas)))])
-    work = wave.work_off([(number, queue) for number in range(len(replicas))])
+    work = lanes.work_off([(number, queue) for number in range(len(replicas))])
     return asyncio.ensure_future(work), ledger
 
 

@@ -18,11 +18,9 @@ from gcore_core.contract.records import (
     FILTERED,
     QUARANTINED,
     TRAINED,
-    DraftRef,
     Header,
     Lease,
     RecordScore,
-    Ref,
 )
 from gcore_core.controllers.generation.ledger import Ledger
 
@@ -189,7 +187,8 @@ def test_lost_samples_are_leased_again_unchanged(
                 )
         assert again == wanted
     untouched = first.keys() - lost.keys()
-    assert all(lease.attempt == 0 for lease in ledger.unfinished(untouched))
+    again = ledger.take_back([first[ordinal] for ordinal in untouched])
+    assert all(lease.attempt == 1 for lease in again)
 
 
 def test_a_group_is_complete_when_every_record_has_every_reward() -> None:
@@ -251,7 +250,7 @@ def test_queries_do_not_change_the_ledger() -> None:
     ledger = make()
     ledger.lease(range(2))
     before = copy.deepcopy(vars(ledger))
-    ledger.unfinished({0, 1})
+    ledger.whole(0)
     ledger.complete()
     ledger.state()
     assert vars(ledger) == before
@@ -292,84 +291,3 @@ def test_a_carried_group_keeps_the_version_that_sampled_it() -> None:
     ledger.give_back([1], [1])
     draw(ledger, ledger.lease([1, 2]), version=5)
     assert [group[0].versions for group in ledger.complete()] == [(4, 4), (5, 5)]
-
-
-# -- waves -----------------------------------------------------------------------------------------
-
-
-def in_waves(*waves: int) -> Ledger:
-    return Ledger(shard=0, shards=1, rows=ROWS, seed=SEED, samples=sum(waves), waves=waves)
-
-
-def draft_of(sample: int) -> DraftRef:
-    return DraftRef(sample, Ref("node", "slab", 0, 8, 1, b"mac"), 0, 1.0)
-
-
-def draw_and_score(ledger: Ledger, leases: list[Lease]) -> None:
-    """Finishes and scores every record of the leases."""
-    for lease in leases:
-        for sample in lease.samples:
-            assert ledger.finished(record(lease.ordinal, sample))
-            ledger.scored(score(lease.ordinal, sample, "exact"), {"exact"})
-
-
-def test_a_group_is_complete_when_its_last_wave_is_scored() -> None:
-    ledger = in_waves(2, 1, 1)
-    leases = ledger.lease(range(1))
-    for wave, samples in enumerate([(0, 1), (2,), (3,)]):
-        if wave:
-            ((ordinal, drawn),) = ledger.between_waves({0})
-            assert [header.sample for header in drawn] == list(range(samples[0]))
-            ledger.next_wave(ordinal, wave, {samples[0]: draft_of(0)})
-            leases = ledger.unfinished({0})
-        assert [lease.samples for lease in leases] == [samples]
-        assert not ledger.complete() and not ledger.drawn
-        draw_and_score(ledger, leases)
-    assert not ledger.between_waves({0})
-    ((*records,),) = ledger.complete()
-    assert [header.sample for header in records] == [0, 1, 2, 3]
-
-
-def test_a_wave_is_not_due_before_the_one_before_it_is_scored() -> None:
-    ledger = in_waves(2, 2)
-    (lease,) = ledger.lease(range(1))
-    assert not ledger.between_waves({0})
-    for sample in lease.samples:
-        ledger.finished(record(0, sample))
-    assert not ledger.between_waves({0}), "drawn, not scored"
-
-
-def test_a_critique_is_that_of_the_first_reward_whichever_answers_first() -> None:
-    """So a run repeats. A reward that scores again, and says nothing then, has no critique."""
-    ledger = in_waves(2, 2)
-    ledger.lease(range(1))
-    names = ["exact", "judge", "style"]
-    for sample in range(2):
-        ledger.finished(record(0, sample))
-    for name in ("style", "judge"):
-        said = replace(score(0, 0, name), critiques={name: f"{name} says so"})
-        ledger.scored(said, set(names))
-    assert ledger.critique(0, 0, names) == "judge says so"
-    assert ledger.critique(0, 1, names) == ""
-    ledger.scored(score(0, 0, "judge"), set(names))
-    assert ledger.critique(0, 0, names) == "style says so"
-
-
-def test_a_lost_record_is_drawn_again_from_the_same_draft() -> None:
-    ledger = in_waves(2, 2)
-    draw_and_score(ledger, ledger.lease(range(1)))
-    drafts = {2: draft_of(1), 3: draft_of(0)}
-    ledger.next_wave(0, 1, drafts)
-    leases = ledger.unfinished({0})
-    assert dict(leases[0].drafts) == drafts
-    ledger.finished(record(0, 3))
-    (again,) = ledger.take_back(leases)
-    assert (again.samples, again.attempt, dict(again.drafts)) == ((2,), 1, {2: draft_of(1)})
-
-
-def test_a_carried_group_of_waves_has_no_further_wave() -> None:
-    ledger = in_waves(2, 2)
-    ledger.carry(record(0, sample) for sample in range(4))
-    assert ledger.lease(range(1)) == []
-    assert not ledger.between_waves({0})
-    assert len(ledger.complete()) == 1

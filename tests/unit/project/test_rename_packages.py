@@ -186,6 +186,11 @@ PRIVATE = "gcore_core.controllers is not public any more; use gcore_core.kits.pr
                 )
             ],
         ),
+        (
+            "gcore-refine",
+            "gcore-refine",
+            [(1, "gcore-refine is gone; write an environment in its place")],
+        ),
         ("gcore-tree", "gcore-tree", [(1, "gcore-tree is gone; remove it")]),
         (
             "import gcore_museum",

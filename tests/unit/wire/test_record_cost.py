@@ -10,7 +10,6 @@ import pytest
 from gcore_core.contract.order import row_of
 from gcore_core.contract.records import (
     Assignment,
-    DraftRef,
     Facts,
     Header,
     Inquiry,
@@ -30,7 +29,6 @@ REF = Ref("node0", "slab", 0, 1, 2, b"mac")
     [
         Asked,
         Assignment,
-        DraftRef,
         Extra,
         Facts,
         Frame,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import WorkerDied
-from gcore_core.contract.records import Lease
+from gcore_core.contract.records import Lease, Prompt
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.wire.service import Call
 from gcore_core.workers.generator import GeneratorShell
@@ -37,20 +35,24 @@ ALL = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 async def test_a_lease_that_cannot_be_opened_leaves_none_before_it_running(tmp_path: Path) -> None:
-    """Such as one with a draft on a machine that is lost; it is asked again."""
+    """Such as one of a row that a file system does not give; it is asked again."""
     shell = await shell_of(tmp_path)
-    opened = shell._refined.drafts
+    rows = shell._datasets["train"]
     n_lost = 1
 
-    async def lost_once(lease: Lease) -> Any:
-        nonlocal n_lost
-        if lease.ordinal == 1 and n_lost:
-            n_lost -= 1
-            raise WorkerDied("the node is lost", where="agent.1", process="agent.1")
-        return await opened(lease)
+    class LostOnce:
+        def __len__(self) -> int:
+            return len(rows)
 
-    shell._refined.drafts = lost_once  # type: ignore[method-assign]
-    with pytest.raises(WorkerDied, match="the node is lost"):
+        def __getitem__(self, row: int) -> Prompt:
+            nonlocal n_lost
+            if row == 1 and n_lost:
+                n_lost -= 1
+                raise OSError("the file is not there")
+            return rows[row]
+
+    shell._datasets = {"train": LostOnce()}
+    with pytest.raises(OSError, match="the file is not there"):
         await drawn(shell)
     assert shell.owed() == 0
     assert await drawn(shell) == ALL

@@ -15,7 +15,7 @@ from gcore_report.page.runs import Run
 #: Group -> the metrics that belong to it, in the order in which groups stand on the page.
 GROUPS = {
     "Held-out": r"evaluation:",
-    "Rewards and answers": r"reward(/|$)|rewards/|length$|truncated_share$|refined_share$",
+    "Rewards and answers": r"reward(/|$)|rewards/|length$|truncated_share$",
     "Training": r"(loss|grad_norm|learning_rate|entropy|kl|clip_share|ratio|updates|masked_share"
     r"|skipped|gate|kl_\w+|log_ratio\w*|correction_\w+|entropy_\w+|loss_\w+|logp/.*|teacher_\w+"
     r"|policy_tail|path_kl|diversity|coverage|replay_gap|router_\w+)$",

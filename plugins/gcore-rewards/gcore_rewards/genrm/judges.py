@@ -103,7 +103,7 @@ class PointwiseJudge:
         return (
             failure(ruling.failure)
             if ruling.failure
-            else Score(value=combined(ruling.votes, self._config.combine), reason=ruling.said)
+            else Score(value=combined(ruling.votes, self._config.combine))
         )
 
 
@@ -158,4 +158,4 @@ class RubricJudge(PointwiseJudge):
                     return failure(f"{name}: {ruling.failure}")
             values = [combined(ruling.votes, how) for ruling in rulings]
         total = sum(weight * value for weight, value in zip(self._weights, values, strict=True))
-        return Score(value=total / sum(self._weights), reason=rulings[0].said)
+        return Score(value=total / sum(self._weights))

@@ -16,7 +16,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.questions import Answer, Question, Sampler
 from gcore_core.contract.records import FAILED, TRUNCATED, Prompt, Ref
-from gcore_core.contract.scorer import REASON_CHARACTERS, ScoredRecord
+from gcore_core.contract.scorer import ScoredRecord
 from gcore_rewards.genrm.config import JudgeConfig
 from gcore_rewards.genrm.patterns import SlowPattern
 
@@ -46,12 +46,10 @@ class Ruling(Generic[T]):
 
     votes: the parsed values of the votes.
     failure: why there is no ruling; empty when there is one.
-    said: the beginning of the answer that the first vote was parsed from, behind ``parser.after``.
     """
 
     votes: list[T] = field(default_factory=list)
     failure: str = ""
-    said: str = ""
 
 
 class Panel(Generic[T]):
@@ -93,8 +91,6 @@ class Panel(Generic[T]):
                     continue
                 value, why = self._parsed(answer)
                 if value is not None:
-                    if not rulings[i].votes:
-                        rulings[i].said = self._said(answer.text)
                     rulings[i].votes.append(value)
                 else:
                     raw[i] = why
@@ -130,11 +126,6 @@ class Panel(Generic[T]):
             return self._read(answer.text), _shown(answer)
         except SlowPattern as error:
             return None, str(error)
-
-    def _said(self, text: str) -> str:
-        """Returns the beginning of what the judge says of a case, without its reasoning before."""
-        after = self._config.parser.after
-        return (text.partition(after)[2] if after else text).strip()[:REASON_CHARACTERS]
 
     def _failure(self, ruling: Ruling[T], raw: str) -> str:
         """Returns why too few votes were parsed; empty when they are enough."""

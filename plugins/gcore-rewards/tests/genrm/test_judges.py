@@ -89,17 +89,6 @@ async def test_a_score_is_what_the_judge_wrote_on_the_scale() -> None:
     assert [score.value for score in scores] == [0.7, 0.0, 1.0]
 
 
-async def test_the_judges_words_stand_beside_the_value_without_its_reasoning() -> None:
-    """Those of the first vote that is parsed; a sampling program may show them of a draft."""
-    answers = turns("what?", "<think>7?</think>\nToo long." + "!" * 300 + "\nScore: 5")
-    scorer, _ = judge(answers, parser=ParserConfig(after="</think>"))
-    score = await one(scorer)
-    assert (score.value, score.status) == (0.5, "ok")
-    assert score.reason == "Too long." + "!" * 191
-    voted, _ = judge(echo, votes=2)
-    assert (await one(voted, record("Fine.\nScore: 9"))).reason == "Fine.\nScore: 9"
-
-
 async def test_the_judge_is_asked_by_the_template_about_the_record() -> None:
     scorer, sampler = judge(
         lambda *_: "Score: 1", template="{prompt}|{completion}|{fields[answer]}", system="be strict"

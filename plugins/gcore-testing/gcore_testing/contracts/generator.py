@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -19,13 +18,13 @@ from gcore_core.contract.generator import (
     ScoresLogprobs,
 )
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
-from gcore_testing.contracts.base import Contract, claims, closing
+from gcore_testing.contracts.base import claims, closing
+from gcore_testing.contracts.draining import Drains, key_of, key_of_request
 from gcore_testing.contracts.generator_engine import EngineTests
 from gcore_testing.contracts.generator_logprobs import LogprobTests
 from gcore_testing.contracts.generator_midway import MidwayTests, without_media
 from gcore_testing.contracts.sleep import SleepTests
 
-Key = tuple[int, int]  # ordinal, sample
 #: Columns that every record has, and their dtypes.
 _COLUMNS = {
     "prompt_ids": np.int32,
@@ -53,14 +52,13 @@ _OF_SAMPLES = frozenset(
 )
 
 
-class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Contract):
+class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Drains):
     """To test a generator, override ``provider``, or both ``generator`` and ``traits``.
 
     tolerance: how much log-probs may differ, in nats.
     reads: whether its records are read and not sampled. What is about chance, log-probs and prompts
         without answers is then not claimed.
     samples: number of samples for each prompt.
-    steps_limit: number of calls of ``step`` within which a batch must end.
 
     One that claims routing needs the fixture ``expert_generator``, unless ``generator`` has
     experts. A generator that claims receives_weights and has no model directory also needs the
@@ -71,7 +69,6 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
     tolerance: ClassVar[float] = 1e-4
     reads: ClassVar[bool] = False
     samples: ClassVar[int] = 6
-    steps_limit: ClassVar[int] = 10_000
 
     @pytest.fixture(autouse=True)
     def _leave_out_samples(self, request: pytest.FixtureRequest) -> None:
@@ -382,37 +379,6 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Cont
             problem = routing_problem(columns[ROUTING], columns["prompt_ids"].size, count)
             assert not problem, problem
 
-    # -- running -----------------------------------------------------------------------------------
-
-    def held(self, generator: Any) -> AbstractContextManager[None]:
-        """Returns a context in which the engine goes on within calls of the generator alone.
-
-        Tests of what a push or an abort finds need it: else the speed of the machine decides how
-        far samples are. Override it for an engine that goes on by itself between two calls. There
-        a step goes on by a few actions, and the first one lasts until a sample has an action.
-        """
-        return nullcontext()
-
-    def run(self, generator: Any, requests: Sequence[SampleRequest]) -> dict[Key, Finished]:
-        """Submits requests and waits for them; returns (ordinal, sample) -> record."""
-        generator.submit(requests)
-        return {key_of(record): record for record in self.drain(generator, requests)}
-
-    def drain(
-        self, generator: Any, requests: Iterable[SampleRequest], ended: Sequence[Finished] = ()
-    ) -> list[Finished]:
-        """Calls ``step`` until all requests that are not in ``ended`` have ended."""
-        missing = {key_of_request(r) for r in requests} - {key_of(r) for r in ended}
-        records: list[Finished] = []
-        for _ in range(self.steps_limit):
-            if not missing:
-                break
-            records += generator.step()
-            missing -= {key_of(record) for record in records}
-        if missing:
-            pytest.fail(f"{len(missing)} samples, {sorted(missing)[0]} among them, did not end")
-        return records
-
 
 def requests_of(
     prompts: Sequence[Prompt], samples: int, *, greedy: bool = False
@@ -436,14 +402,6 @@ def request_with(request: SampleRequest, *, sample: int) -> SampleRequest:
     return SampleRequest(
         ordinal=request.ordinal, sample=sample, seed=request.seed, prompt=request.prompt
     )
-
-
-def key_of(record: Finished) -> Key:
-    return record.request.ordinal, record.request.sample
-
-
-def key_of_request(request: SampleRequest) -> Key:
-    return request.ordinal, request.sample
 
 
 def actions(record: Finished) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -14,7 +13,8 @@ from gcore_core.contract.generator import (
 )
 from gcore_core.contract.records import TensorSpec, WeightPlan
 from gcore_core.contract.traits import methods_of, protocols_of
-from gcore_testing.contracts.base import Contract, claims
+from gcore_testing.contracts.base import claims
+from gcore_testing.contracts.draining import Drains
 from gcore_testing.contracts.weights import digests, load, perturbed, push, read_model
 from gcore_testing.safetensors_files import Tensors
 
@@ -25,24 +25,14 @@ if TYPE_CHECKING:
 _PROTOCOLS = protocols_of("generator")
 
 
-class EngineTests(Contract):
+class EngineTests(Drains):
     """Tests of the engine, which are mixed into ``GeneratorContract``.
-
-    That class has ``run`` and ``drain``.
 
     returns_late: whether a sample may end before a push and be returned after it, since the engine
         goes on by itself between calls of ``step``, or holds ended samples back.
     """
 
     returns_late: ClassVar[bool] = False
-
-    if TYPE_CHECKING:
-
-        def run(
-            self, generator: Any, requests: list[SampleRequest]
-        ) -> dict[tuple[int, int], Finished]: ...
-        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
-        def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
     @pytest.fixture
     def weights(self, model: Mapping[str, Any]) -> Tensors:

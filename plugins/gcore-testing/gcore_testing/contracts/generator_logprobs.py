@@ -16,7 +16,7 @@ import pytest
 
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
-from gcore_testing.contracts.base import Contract
+from gcore_testing.contracts.draining import Drains
 from gcore_testing.contracts.weights import push, scaled
 
 if TYPE_CHECKING:
@@ -30,19 +30,13 @@ FALSE_ALARMS = 1e-6
 SHARPEN = 4.0
 
 
-class LogprobTests(Contract):
-    """Tests of log-probs, which are mixed into ``GeneratorContract``. That class has ``run``.
+class LogprobTests(Drains):
+    """Tests of log-probs, which are mixed into ``GeneratorContract``.
 
     draws: number of samples of which log-probs are compared and first actions are counted.
     """
 
     draws: ClassVar[int] = 512
-
-    if TYPE_CHECKING:
-
-        def run(
-            self, generator: Any, requests: Sequence[SampleRequest]
-        ) -> dict[tuple[int, int], Finished]: ...
 
     def test_the_same_action_has_the_same_logprob(
         self, generator: Any, prompts: list[Prompt]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +13,8 @@ import pytest
 from gcore_core.contract.columns import VERSION, version_problem
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import FAILED, Prompt
-from gcore_testing.contracts.base import Contract, claims
+from gcore_testing.contracts.base import claims
+from gcore_testing.contracts.draining import Drains
 from gcore_testing.contracts.weights import perturbed, push
 from gcore_testing.safetensors_files import Tensors
 
@@ -31,18 +31,13 @@ _TRIES = 5
 _SHARED_CHARACTERS = 80
 
 
-class MidwayTests(Contract):
+class MidwayTests(Drains):
     """Tests of pushes into samples that run, which are mixed into ``GeneratorContract``.
 
-    That class has ``drain`` and the tolerance.
+    That class has the tolerance.
     """
 
     tolerance: ClassVar[float]
-
-    if TYPE_CHECKING:
-
-        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
-        def held(self, generator: Any) -> AbstractContextManager[None]: ...
 
     def _asks_for_scores(self) -> None:
         if not self.claimed().scores_logprobs:

@@ -10,24 +10,15 @@ import pytest
 
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.generator import SampleRequest
-from gcore_testing.contracts.base import Contract, claims
-
-if TYPE_CHECKING:
-    from gcore_core.contract.generator import Finished
+from gcore_testing.contracts.base import claims
+from gcore_testing.contracts.draining import Drains
 
 
-class SleepTests(Contract):
-    """Tests of sleep, which are mixed into ``GeneratorContract``.
-
-    That class has ``run`` and ``drain``.
-    """
+class SleepTests(Drains):
+    """Tests of sleep, which are mixed into ``GeneratorContract``."""
 
     if TYPE_CHECKING:
 
-        def run(
-            self, generator: Any, requests: list[SampleRequest]
-        ) -> dict[tuple[int, int], Finished]: ...
-        def drain(self, generator: Any, requests: Any, ended: Any = ()) -> list[Finished]: ...
         def _same(self, one: Any, other: Any) -> bool: ...
 
     @pytest.fixture

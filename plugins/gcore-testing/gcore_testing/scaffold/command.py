@@ -10,7 +10,7 @@ from gcore_testing.scaffold import writing
 
 KINDS = (
     "generator, trainer, annotator, role, reward, placement, balancer, advantage, objective, "
-    "launcher, observer, hooks, controller, dataset, filter, sampler, sentinel, command, view"
+    "launcher, observer, hooks, controller, dataset, filter, sentinel, command, view"
 )
 _EPILOG = f"""\
 kinds of a new plugin: {KINDS},

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gcore_core.contract.errors import ConfigError, ContractError, GcoreError
 from gcore_core.contract.factories import build, import_attribute
-from gcore_core.contract.job_settings import POLICY, ROLLOUT, FilterSettings, SamplingSettings
+from gcore_core.contract.job_settings import POLICY, ROLLOUT, FilterSettings
 from gcore_core.contract.launching import NodeFacts
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
 from gcore_core.contract.placement import Device
@@ -198,11 +198,11 @@ def _shape(plan: ResolvedJob, role: str, kind: str, facts: Mapping[str, int]) ->
 
 
 def _tells_of(plan: ResolvedJob, role: str) -> bool:
-    """Returns whether a role's records are those of the rows that were counted: judges and programs
-    that ask again of a draft have prompts of their own.
+    """Returns whether a role's records are those of the rows that were counted: judges have prompts
+    of their own, and in an environment an episode is longer than its row.
     """
     is_trainer = plan.provided[f"roles.{role}"].kind == "trainer"
-    return (role == ROLLOUT or is_trainer) and plan.settings.sampling.use == SamplingSettings().use
+    return (role == ROLLOUT or is_trainer) and "environment" not in plan.provided
 
 
 def _records(plan: ResolvedJob, role: str) -> int:

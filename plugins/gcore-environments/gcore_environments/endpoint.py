@@ -1,0 +1,322 @@
+"""Serves the policy to agents on this machine, as a service of language models would.
+
+Each episode has a key of its own: it is the session, and nobody can name another's. A request waits
+in a queue until the episode's owner has had the policy speak; no thread here touches an engine.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import hmac
+import json
+import logging
+import queue
+import secrets
+import socket
+import threading
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+from gcore_environments.dialects import Dialect, find
+from gcore_environments.dialects.chat import error_of
+from gcore_environments.questions import Asked, Drawn, Policy, Refused, Wish
+
+__all__ = ["Asked", "Drawn", "EndpointServer", "Refused"]
+
+LOOPBACK = "127.0.0.1"
+_MOST_BYTES = 32 << 20  # of a request
+#: Seconds that a connection without a request is kept. Agents think, and clients keep theirs.
+_IDLE_S = 600.0
+_POLL_S = 0.05  # how often the server looks whether it is to end
+_MOST_IGNORED = 1000  # characters of the header that names fields without effect
+_LOG = logging.getLogger(__name__)
+
+Key = tuple[int, int]
+
+
+class EndpointServer:
+    """Puts what agents ask into ``asked``, and sends them what is answered there.
+
+    url: the base that clients get, with ``/v1``.
+    """
+
+    def __init__(
+        self,
+        asked: queue.Queue[Asked],
+        model: str = "policy",
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        context_length: int = 0,
+        vocabulary: int = 0,
+    ) -> None:
+        self.policy = Policy(
+            model=model,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            context_length=context_length,
+            vocabulary=vocabulary,
+        )
+        self._asked = asked
+        self._secret = secrets.token_bytes(32)
+        self._lock = threading.Lock()
+        self._lives: dict[Key, int] = {}
+        self._begun = 0
+        self._waiting: dict[Key, set[Asked]] = defaultdict(set)
+        self._closed = False
+        self._http = _Http(self)
+        self.url = f"http://{LOOPBACK}:{self._http.server_address[1]}/v1"
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
+        )
+        self._thread.start()
+
+    def key(self, key: Key) -> str:
+        """Begins an episode, and returns what its agent must show. Begun again, it has another
+        key, and what runs on from before is refused.
+        """
+        self.forget(key)
+        with self._lock:
+            self._begun += 1
+            self._lives[key] = self._begun
+            name = f"{key[0]}.{key[1]}.{self._begun}"
+        return f"{name}.{self._sign(name)}"
+
+    def forget(self, key: Key) -> None:
+        """Ends an episode: its key is dead, and whoever waits is told so."""
+        with self._lock:
+            self._lives.pop(key, None)
+            waiting = self._waiting.pop(key, set())
+        for one in waiting:
+            one.refuse(_over())
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            waiting = [one for these in self._waiting.values() for one in these]
+        for one in waiting:
+            one.refuse(_closed())
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.cut_connections()
+        self._thread.join()
+
+    def _sign(self, name: str) -> str:
+        return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+
+    def episode_of(self, shown: str) -> Key:
+        """The episode whose key this is. Raises ``Refused`` where it is none, or has ended."""
+        name, _, signature = shown.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(name).encode()):
+            raise Refused(
+                401,
+                "This is not the key of an episode. Send the api_key that the program was given, "
+                "as `Authorization: Bearer KEY`.",
+            )
+        ordinal, sample, life = map(int, name.split("."))
+        with self._lock:
+            if self._lives.get((ordinal, sample)) != life:
+                raise _over()
+        return ordinal, sample
+
+    def ask(self, episode: Key, wish: Wish) -> Drawn:
+        """Waits until the policy has spoken, or the request is refused."""
+        asked = Asked(
+            key=episode,
+            kind=wish.kind,
+            messages=wish.messages,
+            tools=wish.tools,
+            ids=wish.ids,
+            most=wish.most,
+            stop=wish.stop,
+        )
+        with self._lock:
+            if self._closed:
+                raise _closed()
+            if episode not in self._lives:
+                raise _over()
+            self._waiting[episode].add(asked)
+        self._asked.put(asked)
+        try:
+            return asked.answer.result()
+        except concurrent.futures.CancelledError as error:
+            raise _over() from error
+        finally:
+            with self._lock:
+                if episode in self._waiting:
+                    self._waiting[episode].discard(asked)
+
+
+def _over() -> Refused:
+    return Refused(404, "This episode is over.", "episode_over")
+
+
+def _closed() -> Refused:
+    return Refused(503, "The endpoint is closed.")
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, endpoint: EndpointServer) -> None:
+        self.endpoint = endpoint
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__((LOOPBACK, 0), _Handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's own asks the network for this machine's name
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        with self._lock:
+            self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def cut_connections(self) -> None:
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # it is gone by itself
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _LOG.debug("a connection of %s has ended in a fault", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _IDLE_S
+    server: _Http
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: an agent's requests are in its record."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses, in the form of all errors here."""
+        self.close_connection = True
+        self._send(error_of(Refused(code, message or "This is no request.")), code)
+
+    def do_GET(self) -> None:
+        try:
+            self._read()
+            path = self._path()
+            if path == "/health":
+                return self._send({"status": "ok"})
+            self.server.endpoint.episode_of(self._key())
+            if path != "/v1/models":
+                raise Refused(404, f"Nothing is served at {path}.")
+        except Refused as refused:
+            return self._send(error_of(refused), refused.status)
+        return self._send(_models(self.server.endpoint.policy))
+
+    def do_POST(self) -> None:
+        path = self._path()
+        dialect = find(path)
+        try:
+            raw = self._read()
+            episode = self.server.endpoint.episode_of(self._key())
+            if dialect is None:
+                raise Refused(404, f"Nothing is served at {path}.")
+            self._answer(dialect, episode, _parsed(raw))
+        except Refused as refused:
+            self._refuse(dialect, refused)
+        except ConnectionError:
+            raise
+        except Exception as error:  # a fault here must not leave the agent waiting
+            _LOG.exception("a request at %s has failed", path)
+            self._refuse(dialect, Refused(500, f"The endpoint has failed: {type(error).__name__}."))
+
+    def _refuse(self, dialect: Dialect | None, refused: Refused) -> None:
+        error = dialect.error(refused) if dialect else error_of(refused)
+        self._send(error, refused.status)
+
+    def _answer(self, dialect: Dialect, episode: Key, body: dict[str, Any]) -> None:
+        endpoint = self.server.endpoint
+        wish = dialect.read(body, endpoint.policy)
+        drawn = endpoint.ask(episode, wish)
+        whole = dialect.write(wish, drawn, endpoint.policy)
+        ignored = ", ".join(name for name in wish.ignored if name.isascii() and name.isprintable())
+        if wish.stream:
+            lines = []
+            for name, event in dialect.events(wish, whole):
+                lines.append((f"event: {name}\n" if name else "") + f"data: {_json(event)}\n\n")
+            lines.append("" if dialect.names_events else "data: [DONE]\n\n")
+            return self._send_bytes("".join(lines).encode(), "text/event-stream", 200, ignored)
+        return self._send_bytes(_json(whole).encode(), "application/json", 200, ignored)
+
+    def _path(self) -> str:
+        """The path with one ``/v1`` where a client put its own before or behind that of the url."""
+        path = self.path.partition("?")[0].rstrip("/")
+        return path.replace("/v1/v1/", "/v1/").replace("/v1/inference/v1/", "/inference/v1/")
+
+    def _key(self) -> str:
+        bearer = self.headers.get("authorization", "")
+        return bearer.removeprefix("Bearer ") or self.headers.get("x-api-key", "")
+
+    def _read(self) -> bytes:
+        """The body. It is read before anything is refused, so that the connection can go on."""
+        if self.headers.get("transfer-encoding"):
+            self.close_connection = True
+            raise Refused(411, "Send the body in one piece, with its content-length.")
+        length = self.headers.get("content-length") or "0"
+        if not (length.isascii() and length.isdigit()):
+            self.close_connection = True
+            raise Refused(400, "content-length must be a number of bytes.")
+        if int(length) > _MOST_BYTES:
+            self.close_connection = True
+            raise Refused(413, f"A request may have {_MOST_BYTES} bytes, this one has {length}.")
+        return self.rfile.read(int(length))
+
+    def _send(self, body: dict[str, Any], status: int = 200) -> None:
+        self._send_bytes(_json(body).encode(), "application/json", status)
+
+    def _send_bytes(self, data: bytes, kind: str, status: int, ignored: str = "") -> None:
+        """One write: head and body in one packet."""
+        phrase, _ = self.responses.get(status, ("", ""))
+        head = [f"HTTP/1.1 {status} {phrase}", f"content-type: {kind}"]
+        head.append(f"content-length: {len(data)}")
+        if ignored:
+            head.append(f"x-ignored: {ignored[:_MOST_IGNORED]}")
+        if self.close_connection:
+            head.append("connection: close")
+        self.wfile.write("\r\n".join([*head, "", ""]).encode("latin-1") + data)
+
+
+def _models(policy: Policy) -> dict[str, Any]:
+    about: dict[str, Any] = {"id": policy.model, "object": "model", "created": 0}
+    about["owned_by"] = "g-core"
+    if policy.context_length:
+        about["max_model_len"] = policy.context_length
+    return {"object": "list", "data": [about]}
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+        if b"\\u" in raw:  # half of a pair is no text, and no tokenizer takes it
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"The body is no JSON text in UTF-8: {error}.") from error
+    if not isinstance(body, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    return body
+
+
+def _json(body: Any) -> str:
+    return json.dumps(body, separators=(",", ":"))
