@@ -55,6 +55,8 @@ BARS = {
         least=0.95,
         seeds=(*POLICY_SEEDS, "roles.judge.model.make.config.seed"),
     ),
+    "calculator": Bar(metric="greedy/right", least=0.9, seeds=POLICY_SEEDS),
+    "calculator_async": Bar(metric="greedy/right", least=0.9, seeds=POLICY_SEEDS),
     "digits": Bar(
         metric="greedy/judged",
         least=0.9,

@@ -25,6 +25,8 @@ RECIPES = {
     "quickstart": ("algorithms", "sentinel", "torch"),
     "judge": ("algorithms", "placement", "rewards", "sentinel", "torch"),
     "digits": ("algorithms", "diffusion", "rewards"),
+    "calculator": ("algorithms", "environments", "report", "sentinel", "torch"),
+    "calculator_async": ("algorithms", "async", "environments", "report", "sentinel", "torch"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
     "smollm2/length": ("algorithms", "report", "sentinel", "torch"),
 }
@@ -44,7 +46,8 @@ INTEGRATION = (*code_of("algorithms", "sentinel", "torch"), "tests/integration")
 def learning(recipe: str, names: tuple[str, ...], seed: int) -> Part:
     """Returns the training of a recipe to its end. names: of the distributions of its run."""
     real = "/" in recipe  # in folders are real models, which share code
-    files = ("recipes/smollm2",) if real else (f"recipes/{recipe}*", "recipes/quickstart")
+    own = f"recipes/{recipe.partition('_')[0]}*"  # calculator_async has the calculator's files
+    files = ("recipes/smollm2",) if real else (own, "recipes/quickstart")
     return Part(
         name=f"learns-{recipe.replace('/', '-')}-{seed}",
         budget_min=15 if real else 5,

@@ -17,7 +17,7 @@ from itertools import chain
 
 import numpy as np
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import SEQUENCES, Columns
 from gcore_core.contract.errors import RecordMismatch
 from gcore_core.contract.lineage import check_seal, name_of
 from gcore_core.contract.trainer import TrainRecord
@@ -71,10 +71,13 @@ async def open_records(
 def check_prompts(records: Sequence[TrainRecord], where: str) -> None:
     """Raises RecordMismatch when records of one ordinal have different prompts.
 
-    Such a record was sampled for another row, so its reward and its group are not its own.
+    Such a record was sampled for another row, so its reward and its group are not its own. Episodes
+    of one ordinal may begin differently: an environment shows each what its own seed gives.
     """
     first: dict[int, TrainRecord] = {}
     for record in records:
+        if SEQUENCES in record.columns:
+            continue
         other = first.setdefault(record.ordinal, record)
         prompt = record.columns.get("prompt_ids")
         if prompt is None or np.array_equal(prompt, other.columns.get("prompt_ids", prompt)):

@@ -200,6 +200,12 @@ SMALL = (
             slow=True,
         ),
         short(
+            "environments",
+            *("--seeds", "0", "--steps", "2"),
+            fact=lambda values: values["logprob_gap_max"] <= 1e-3,
+            slow=True,
+        ),
+        short(
             "engine_pairs",
             *("--pairs", "torch:torch"),
             fact=lambda values: values["torch:torch logprob_gap_max"] <= 5e-4,

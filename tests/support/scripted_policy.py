@@ -17,7 +17,8 @@ from gcore_environments.book import Book
 from gcore_environments.endpoint import Asked, Drawn, EndpointServer, Refused
 from gcore_environments.matching import answered, place, place_ids
 from gcore_environments.questions import IDS
-from gcore_environments.rendering import Bridge, Said
+from gcore_environments.rendering import Bridge, Said, make_renderer
+from gcore_environments.testing import byte_tokenizer, tokenizer_of
 
 END = 1
 _CALL = re.compile(r"<call>(.*?)</call>", re.DOTALL)
@@ -141,3 +142,28 @@ class ScriptedPolicy:
             answered(book, number, asked.messages, asked.tools, said, asked.stop)
         status = "finished" if len(cut) == len(ids) else "truncated"
         return Drawn(prompt_ids=prompt, ids=cut, logp=logp, said=said, status=status)
+
+
+def of_family(family: str, *texts: str, **about: Any) -> ScriptedPolicy:
+    """The same with a chat template of a family and its real renderer. It samples letter by letter,
+    as no tokenizer would cut its words.
+    """
+    tokenizer, ends = tokenizer_of(family)
+    return of_tokenizer(tokenizer, ends, *texts, **about)
+
+
+def of_tokenizer(tokenizer: Any, ends: list[int], *texts: str, **about: Any) -> ScriptedPolicy:
+    def encode(text: str) -> list[int]:
+        pieces = [tokenizer(letter, add_special_tokens=False).input_ids for letter in text]
+        return [one for piece in pieces for one in piece]
+
+    renderer = make_renderer(tokenizer, ends)
+    return ScriptedPolicy(*texts, renderer=renderer, encode=encode, end=ends[0], **about)
+
+
+def qwen_tokenizer(template: str) -> Any:
+    """A tokenizer of bytes with Qwen's special tokens: others' renderers of Qwen take it."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    names = ("tool_call", "tool_response", "think")
+    tags = [f"<{slash}{name}>" for name in names for slash in ("", "/")]
+    return byte_tokenizer(template, special, tags)

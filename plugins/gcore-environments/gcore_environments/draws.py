@@ -1,0 +1,352 @@
+"""Draws records by playing episodes: what the core asks of an engine, around an engine.
+
+    requests -> submit -> open (host) -> observation -> turn (engine) -> reply (host) -> ...
+    step <- one record an episode
+
+Hosts are the processes in which environments run. What they say, and what agents ask by the
+endpoint, comes through one inbox, which is read in ``step``: no other thread touches an episode.
+
+In a deterministic run the engine rests while an environment owes an answer, since the batch must
+not depend on who was quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.generator import Finished, Generator, SampleRequest, TakesTokens
+from gcore_core.contract.order import FIRST_QUESTION
+from gcore_core.contract.records import ABORTED, FAILED, TRUNCATED
+from gcore_environments.endpoint import EndpointServer
+from gcore_environments.episodes import Episode, EpisodeEnds, Rules, row_of
+from gcore_environments.hosts import Host, Hosts, HostSettings
+from gcore_environments.lateness import Lateness
+from gcore_environments.questions import Asked, Refused
+from gcore_environments.rendering import make_renderer
+from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.turns import Key, Turn, Turns
+
+log = logging.getLogger(__name__)
+
+#: How long a step waits for environments when the engine has nothing to do.
+_WAIT_S = 0.02
+#: How often the clocks of all episodes are looked at.
+_LOOKS_EVERY_S = 0.05
+#: Characters of an environment's error that a record's reason has.
+_REASON_CHARACTERS = 120
+
+
+class EpisodeDraws:
+    """Plays an episode for each request, in the environment of the settings.
+
+    It implements Draws of ``gcore_core.contract.generator``. A request that is no sample of a row,
+    such as a reward's question, goes to the engine as it is.
+    """
+
+    def __init__(
+        self, config: EnvironmentConfig, context: WorkerContext, generator: Generator
+    ) -> None:
+        engine = cast(TakesTokens, generator)
+        renderer = make_renderer(
+            engine.tokenizer,
+            engine.end_ids,
+            history="keep" if config.history == "keep" else "strict",
+            parser=config.parser,
+        )
+        self._config = config
+        self._context = context
+        self._engine = generator
+        self._rules = Rules.of(engine, renderer, config, times=not context.deterministic)
+        self._turns = Turns(generator)
+        self._lateness = Lateness(config.turn_s)
+        self._hosts = Hosts(
+            HostSettings(
+                environment=config.environment,
+                config=config.config,
+                python=config.python,
+                number=config.hosts,
+                turn_s=config.turn_s,
+                sandbox=config.sandbox,
+                directory=context.directory,
+            )
+        )
+        # agents' requests come through the same queue, so that one wait is enough
+        self._inbox: queue.Queue[Any] = cast("queue.Queue[Any]", self._hosts.replies)
+        self._endpoint = EndpointServer(
+            self._inbox, temperature=engine.temperature, context_length=engine.context_length
+        )
+        self._episodes: dict[Key, Episode] = {}
+        self._over: list[Finished] = []
+        self._looked_at = 0.0  # at the clocks of episodes
+        self._starts_failed = 0  # how many hosts in a row ended before they were ready
+
+    # -- the four verbs ----------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[SampleRequest]) -> None:
+        """Opens an episode for each sample."""
+        questions = [one for one in requests if one.ordinal >= FIRST_QUESTION]
+        if questions:
+            self._turns.ask(questions)
+        for request in requests:
+            if request.ordinal < FIRST_QUESTION:
+                self._open(request)
+
+    def step(self) -> list[Finished]:
+        """Hears what environments say, and advances the engine. Returns the records that ended."""
+        self._hear()
+        self._end_late()
+        if not self._rests():
+            turns, answers = self._turns.step()
+            self._over += answers
+            for turn, finished in turns:
+                self._drawn(turn, finished)
+        over, self._over = self._over, []
+        return over
+
+    def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+        """Ends episodes now, with what the policy has said; those that have ended are as they are.
+
+        A turn that is under way goes into its record as far as it came.
+        """
+        named = set(keys)
+        self._over += self._turns.end_questions(keys)
+        for key in keys:
+            if key in self._episodes:
+                self._finish(self._episodes[key], ABORTED, "")
+        ended = [one for one in self._over if _key(one) in named]
+        self._over = [one for one in self._over if _key(one) not in named]
+        return ended
+
+    def close(self) -> None:
+        """Ends all processes of environments, and refuses agents. The engine stays open."""
+        self._endpoint.close()
+        self._hosts.close()
+        self._episodes.clear()
+
+    # -- what environments and agents say ----------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Takes all that has come; waits a little where nothing else can be done."""
+        until = time.monotonic() + _WAIT_S
+        while True:
+            waits = not self._over and (not self._turns or self._rests())
+            left_s = max(0.0, until - time.monotonic()) if waits else 0.0
+            try:
+                came = self._inbox.get(timeout=left_s)
+            except queue.Empty:
+                return
+            self._take(came)
+
+    def _rests(self) -> bool:
+        """Whether the engine is to rest, since an environment owes an answer."""
+        return self._context.deterministic and any(
+            episode.waits_since is not None for episode in self._episodes.values()
+        )
+
+    def _take(self, came: Asked | tuple[Host, dict[str, Any]]) -> None:
+        if isinstance(came, Asked):
+            self._asked(came)
+            return
+        host, message = came
+        if not self._hosts.is_current(host):
+            return
+        if message.get("ready"):
+            self._ready(host)
+        elif message.get("lost"):
+            self._ended(host, str(message.get("error") or ""))
+        elif "late" in message:
+            self._told_who(host, message.get("current"))
+        else:
+            self._lateness.heard(host)
+            self._observed(message)
+
+    def _ready(self, host: Host) -> None:
+        """Starts the clocks of a host's episodes, which its imports have kept waiting."""
+        host.ready = True
+        self._starts_failed = 0
+        for episode in self._of(host):
+            episode.waits_since = time.monotonic()
+
+    def _observed(self, message: dict[str, Any]) -> None:
+        """Has the policy answer an observation, or ends its episode."""
+        episode = self._episodes.get(tuple(message["id"]))
+        if episode is None or message.get("turn") != episode.heard:
+            return  # of an episode that has ended meanwhile
+        self._context.progress()
+        if "error" in message:
+            self._failed(episode, message)
+            return
+        self._play(episode, lambda: episode.observe(message))
+
+    def _failed(self, episode: Episode, message: dict[str, Any]) -> None:
+        log.warning("episode %s: %s\n%s", episode.key, message["error"], message.get("trace", ""))
+        status, reason = episode.raised(str(message["error"]))
+        self._finish(episode, status, reason)
+
+    def _asked(self, asked: Asked) -> None:
+        """Has the policy answer an agent."""
+        if asked.answer.done():
+            return  # it was refused, since its episode has ended meanwhile
+        episode = self._episodes.get(asked.key)
+        if episode is None:
+            asked.refuse(Refused(404, "This episode is over."))
+            return
+        self._context.progress()
+        try:
+            self._turns.draw(episode.hear(asked))
+        except Refused as refused:
+            asked.refuse(refused)
+        except Exception as error:  # isolation point: an agent's messages in an author's template
+            asked.refuse(Refused(400, f"The messages cannot be read: {error}"))
+
+    def _drawn(self, turn: Turn, finished: Finished) -> None:
+        """Tells an environment or an agent what the policy said."""
+        episode = self._episodes.get(turn.key)
+        if episode is None:
+            return
+        if turn.asked is not None:
+            episode.answer(turn, turn.asked, finished)
+            return
+
+        def reply() -> None:
+            told = episode.reply(turn, finished)
+            episode.host.send(op="step", id=list(episode.key), **told)
+
+        self._play(episode, reply)
+
+    def _play(self, episode: Episode, act: Callable[[], Turn | None]) -> None:
+        """Does what comes next in an episode; a turn that it gives is drawn."""
+        try:
+            turn = act()
+        except EpisodeEnds as ends:
+            self._finish(episode, ends.status, ends.reason)
+        except Exception as error:  # isolation point: an author's messages, and a model's template
+            log.warning("episode %s cannot go on", episode.key, exc_info=True)
+            self._finish(episode, FAILED, f"environment_error: {type(error).__name__}: {error}")
+        else:
+            if turn is not None:
+                self._turns.draw(turn)
+
+    # -- the life of an episode --------------------------------------------------------------------
+
+    def _open(self, request: SampleRequest, lost: int = 0) -> None:
+        """Begins an episode, perhaps again; it has the same seed each time."""
+        key = request.ordinal, request.sample
+        episode = Episode(request, self._hosts.of(key), self._rules, lost=lost)
+        self._episodes[key] = episode
+        if request.prompt.images or request.images:
+            self._finish(episode, FAILED, "images: an environment's policy reads none")
+            return
+        endpoint = {"base_url": self._endpoint.url, "api_key": self._endpoint.key(key)}
+        episode.host.send(
+            op="open",
+            id=list(key),
+            seed=request.seed,
+            row=row_of(request),
+            endpoint=endpoint,
+        )
+
+    def _finish(self, episode: Episode, status: str, reason: str) -> None:
+        """Ends an episode: its turns, its environment, and the key of its agents."""
+        if self._episodes.pop(episode.key, None) is None:
+            return
+        for turn, finished in self._turns.end(episode.key):
+            episode.take(turn, finished)
+        episode.leave()
+        self._endpoint.forget(episode.key)
+        episode.host.send(op="close", id=list(episode.key))
+        reason = reason[:_REASON_CHARACTERS]
+        self._over.append(episode.record(status, reason, self._engine.version))
+
+    # -- hosts that are late or gone ---------------------------------------------------------------
+
+    def _end_late(self) -> None:
+        """Ends episodes whose time is over, and kills hosts that do not say who holds them up."""
+        now = time.monotonic()
+        if now < self._looked_at + _LOOKS_EVERY_S:
+            return
+        self._looked_at = now
+        if self._config.episode_s:
+            for episode in list(self._episodes.values()):
+                if now - episode.began > self._config.episode_s:
+                    self._finish(episode, TRUNCATED, "time")
+        for host in self._not_ready(now):
+            self._ended(host, f"it was not ready within {self._config.start_s:g} s")
+        for host in self._lateness.look(self._episodes, now):
+            self._lost(host, "it did not say which episode holds it up")
+
+    def _not_ready(self, now: float) -> set[Host]:
+        """Returns the hosts whose imports do not end."""
+        return {
+            episode.host
+            for episode in self._episodes.values()
+            if not episode.host.ready and now - episode.began > self._config.start_s
+        }
+
+    def _told_who(self, host: Host, current: object) -> None:
+        """Fails the episode that is late or holds a host up."""
+        late, guilty = self._lateness.answer(
+            host, _key_of_task(current), self._episodes, time.monotonic()
+        )
+        if late is not None:
+            host.send(op="cancel", id=list(late.key))
+            self._finish(
+                late, FAILED, f"environment_hung: it awaited for {self._config.turn_s:g} s"
+            )
+        if guilty is not None:
+            reason = f"environment_hung: it ran for {self._config.turn_s:g} s without an await"
+            self._finish(guilty, FAILED, reason)
+            self._lost(host, "")
+
+    def _ended(self, host: Host, error: str) -> None:
+        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins."""
+        if not host.ready:
+            self._starts_failed += 1
+            if self._starts_failed > self._config.retries:
+                raise WorkerError(
+                    f"the environment {self._config.environment} does not start.",
+                    where="environment.config",
+                    why=error or "its process ended before it was ready",
+                    todo="run its file by itself; see the worker's log for what it printed",
+                )
+        self._lost(host, error or "its process ended")
+
+    def _lost(self, host: Host, error: str) -> None:
+        """Replaces a host. All its episodes are drawn again with their seeds.
+
+        error: why it is gone, where no episode is known to be guilty: then all are suspected, and
+            fail after so many times. "": the guilty one has failed already.
+        """
+        self._lateness.forget(host)
+        episodes = self._of(host)
+        self._hosts.replace(host)
+        for episode in episodes:
+            lost = episode.lost + bool(error)
+            if lost > self._config.retries:
+                self._finish(episode, FAILED, f"environment_lost: {error}")
+                continue
+            self._turns.end(episode.key)
+            episode.leave()
+            self._open(episode.request, lost)
+
+    def _of(self, host: Host) -> list[Episode]:
+        return [episode for episode in self._episodes.values() if episode.host is host]
+
+
+def _key(finished: Finished) -> Key:
+    return finished.request.ordinal, finished.request.sample
+
+
+def _key_of_task(name: object) -> Key | None:
+    """Returns the episode of a host's task, named "episode:ORDINAL.SAMPLE"; None for another."""
+    kind, _, key = str(name or "").partition(":")
+    if kind != "episode":
+        return None
+    ordinal, _, sample = key.partition(".")
+    return int(ordinal), int(sample)

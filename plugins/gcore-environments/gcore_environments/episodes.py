@@ -1,0 +1,410 @@
+"""One episode: what was said to the policy, what it said, and the record that comes of it.
+
+    observation -> ids (the renderer) -> a turn (the engine) -> the book -> a reply -> observation
+
+An environment sends observations, which are appended to what was said. An agent sends a history,
+whose place is looked for in the book. Both have turns drawn under the same limits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gcore_language.prompts import decode
+
+from gcore_core.contract.columns import VERSION, Columns
+from gcore_core.contract.generator import Finished, SampleRequest, TakesTokens
+from gcore_core.contract.records import FAILED, FINISHED, TRUNCATED
+from gcore_environments.book import Book
+from gcore_environments.hosts import Host
+from gcore_environments.limits import Limits
+from gcore_environments.matching import answer_of, answered, place, place_ids
+from gcore_environments.questions import IDS, Asked, Drawn, Refused
+from gcore_environments.records import columns_of, cost_of
+from gcore_environments.rendering import Renderer, Said
+from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.turns import Key, Turn, seed_of_turn
+
+Message = dict[str, Any]
+
+
+class EpisodeEnds(Exception):
+    """Says that an episode ends here, and how.
+
+    status, reason: as of its record.
+    """
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(f"{status}: {reason}")
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Says how the policy reads and writes, and how much.
+
+    drift: "fork" or "error", where a history is no continuation.
+    times: whether records say how long an episode took. Those of a deterministic run do not, so
+        that they repeat.
+    """
+
+    engine: TakesTokens
+    renderer: Renderer
+    limits: Limits
+    drift: str
+    times: bool
+
+    @classmethod
+    def of(
+        cls, engine: TakesTokens, renderer: Renderer, config: EnvironmentConfig, *, times: bool
+    ) -> Rules:
+        limits = Limits(
+            turns=config.turns,
+            turn_tokens=config.turn_tokens,
+            tokens=engine.max_actions,
+            context_length=engine.context_length,
+        )
+        return cls(engine=engine, renderer=renderer, limits=limits, drift=config.drift, times=times)
+
+
+@dataclass
+class Line:
+    """What one player reads and says.
+
+    sequence: where it is in the book; -1 before its first turn.
+    """
+
+    sequence: int = -1
+    messages: list[Message] = field(default_factory=list)
+    tools: Sequence[Message] = ()
+
+
+class Episode:
+    """One sample of a prompt, played in an environment.
+
+    host: the process in which its environment runs.
+    lost: how often it was drawn before, and lost with its host.
+    heard: how many replies its host has got; an observation names the one that it follows.
+    waits_since: when the environment began to work; None while the policy has the word.
+    """
+
+    def __init__(self, request: SampleRequest, host: Host, rules: Rules, *, lost: int = 0) -> None:
+        self.request = request
+        self.key: Key = (request.ordinal, request.sample)
+        self.host = host
+        self.lost = lost
+        self.heard = 0
+        self.began = time.monotonic()
+        self.waits_since: float | None = self.began
+        self.book = Book()
+        self.rewards: dict[str, float] = {}
+        self._rules = rules
+        self._lines: dict[str, Line] = {}
+        self._drawn = 0  # turns that were asked for
+        self._asked: dict[int, Asked] = {}  # sequence -> an agent that waits for the policy there
+        self._unparsed = 0
+        self._is_cut = False  # whether the latest turn ended at a limit
+        self._limit = ""  # why an agent was refused a turn
+        self._versions: tuple[int, int] | None = None
+        self._environment_s = 0.0
+
+    # -- an environment's turns --------------------------------------------------------------------
+
+    def observe(self, observation: Mapping[str, Any]) -> Turn:
+        """Takes what the environment says; returns the turn that the policy is to have.
+
+        Raises EpisodeEnds where it has none.
+        """
+        self._stop_clock()
+        self._reward(observation.get("rewards") or {})
+        if observation.get("truncated"):
+            raise EpisodeEnds(TRUNCATED, str(observation.get("reason") or "environment"))
+        if observation.get("done"):
+            raise EpisodeEnds(
+                TRUNCATED if self._limit else FINISHED,
+                self._limit or str(observation.get("reason") or ""),
+            )
+        player = str(observation.get("player") or "")
+        line = self._lines.setdefault(player, Line())
+        line.tools = tuple(observation.get("tools") or line.tools)
+        new = list(observation["messages"])
+        sequence, most = self._continue(line, new)
+        line.sequence = sequence
+        line.messages += new
+        return self._turn(sequence, most, player=player, tools=line.tools)
+
+    def _continue(self, line: Line, new: list[Message]) -> tuple[int, int]:
+        """Writes messages behind a line, and returns (sequence, most actions of the next turn)."""
+        book, renderer = self.book, self._rules.renderer
+        most = self._room(read=0)
+        if line.sequence < 0:
+            ids = renderer.start(new, line.tools)
+            most = self._room(read=len(ids))
+            return book.start(ids, cause="player"), most
+        before = book.sequences[line.sequence].ids
+        bridge = renderer.bridge(before, new, line.tools)
+        if bridge is None:
+            if self._rules.drift == "error":
+                raise EpisodeEnds(FAILED, "no_bridge: the chat template rewrites earlier turns")
+            ids = renderer.start([*line.messages, *new], line.tools)
+            most = self._room(read=len(ids))
+            return book.start(ids, cause="template"), most
+        length = len(before) - bridge.drop
+        most = self._room(read=length + len(bridge.ids))
+        return book.go_on(line.sequence, length, bridge.ids, cause="boundary"), most
+
+    def _room(self, *, read: int) -> int:
+        most, reason = self._rules.limits.next_turn(
+            turns=self._drawn, tokens=self.book.actions, read=read
+        )
+        if not most:
+            raise EpisodeEnds(TRUNCATED if self.book.actions else FAILED, reason)
+        return most
+
+    def reply(self, turn: Turn, finished: Finished) -> dict[str, Any]:
+        """Takes what the policy said in a turn; returns what the environment is told.
+
+        Raises EpisodeEnds where the engine could draw nothing.
+        """
+        ids = self.take(turn, finished)
+        if finished.status == FAILED:
+            raise EpisodeEnds(TRUNCATED if self.book.actions else FAILED, finished.reason)
+        said = self._said(ids, turn.tools)
+        self._lines[turn.player].messages.append(answer_of(said))
+        self.heard += 1
+        self._start_clock()
+        return {
+            "turn": self.heard,
+            "text": said.text,
+            "reasoning": said.reasoning,
+            "calls": [_tool_call(call) for call in said.calls],
+            "status": FINISHED if finished.status == FINISHED else TRUNCATED,
+            "player": turn.player,
+        }
+
+    # -- an agent's turns --------------------------------------------------------------------------
+
+    def hear(self, asked: Asked) -> Turn:
+        """Finds where an agent's request goes on; returns the turn that the policy is to have.
+
+        Raises Refused at a limit: the agent may still end by itself.
+        """
+        rules, book = self._rules, self.book
+        self._room_of_agent(read=0, most=asked.most)
+        line = self._lines.setdefault("", Line())
+        if asked.kind == IDS:
+            sequence = place_ids(book, asked.ids, rules.drift)
+        else:
+            sequence = place(book, rules.renderer, asked.messages, asked.tools, rules.drift)
+            line.messages, line.tools = list(asked.messages), asked.tools
+        read = len(book.sequences[sequence].ids)
+        most = self._room_of_agent(read=read, most=asked.most)
+        self._asked[sequence] = asked
+        self._stop_clock()
+        return self._turn(sequence, most, tools=asked.tools, stop=asked.stop, asked=asked)
+
+    def _room_of_agent(self, *, read: int, most: int) -> int:
+        room, reason = self._rules.limits.next_turn(
+            turns=self._drawn, tokens=self.book.actions, read=read, most=most
+        )
+        if not room:
+            self._limit = reason
+            raise Refused(400, f"The episode has reached a limit ({reason}); end it.", reason)
+        return room
+
+    def answer(self, turn: Turn, asked: Asked, finished: Finished) -> None:
+        """Takes what the policy said to an agent, and tells it."""
+        del self._asked[turn.sequence]
+        if not self._asked:
+            self._start_clock()
+        ids = self.take(turn, finished)
+        if finished.status == FAILED:
+            self._limit = finished.reason
+            asked.refuse(Refused(400, f"The engine drew nothing ({finished.reason})."))
+            return
+        sequence = self.book.sequences[turn.sequence]
+        said = self._said(ids, turn.tools)
+        if asked.kind != IDS:
+            answered(self.book, turn.sequence, asked.messages, asked.tools, said, asked.stop)
+        self._lines[""].messages.append(answer_of(said, asked.stop))
+        asked.reply(
+            Drawn(
+                prompt_ids=turn.ids.tolist(),
+                ids=ids,
+                logp=sequence.logp[len(sequence.logp) - len(ids) :],
+                said=said,
+                status=FINISHED if finished.status == FINISHED else TRUNCATED,
+            )
+        )
+
+    # -- what both have ----------------------------------------------------------------------------
+
+    def take(self, turn: Turn, finished: Finished) -> list[int]:
+        """Writes what was sampled into the book, perhaps nothing; returns its ids."""
+        columns = finished.columns
+        if finished.status == FAILED or "action_ids" not in columns:
+            self.book.sampled(turn.sequence, [], [], [])
+            return []
+        ids: list[int] = columns["action_ids"].tolist()
+        versions = [finished.versions[0]] * len(ids)
+        if VERSION in columns:
+            versions = columns[VERSION].tolist()
+        player = list(self._lines).index(turn.player)
+        self.book.sampled(turn.sequence, ids, columns["logp"].tolist(), versions, player)
+        if ids:
+            first = self._versions or finished.versions
+            self._versions = first[0], finished.versions[1]
+            self._is_cut = finished.status != FINISHED
+        return ids
+
+    def raised(self, error: str) -> tuple[str, str]:
+        """Returns how an episode ends whose environment raised: (status, reason).
+
+        A program that gave up since it was refused a turn has come to the limit.
+        """
+        if self._limit and self.book.actions:
+            return TRUNCATED, self._limit
+        return FAILED, f"environment_error: {error}"
+
+    def leave(self) -> None:
+        """Refuses agents that still wait for the policy."""
+        for asked in self._asked.values():
+            asked.refuse(Refused(404, "This episode is over."))
+        self._asked.clear()
+
+    def record(self, status: str, reason: str, version: int) -> Finished:
+        """Makes the record of the episode as it ended.
+
+        An episode that ended well, but whose policy was cut in its last turn, is truncated. One in
+        which the policy never had a turn has failed.
+
+        version: of the weights, for a record that none has sampled.
+        """
+        if status in (FINISHED, TRUNCATED) and not self.book.actions:
+            status, reason = FAILED, reason or "no_turn"
+        elif status == FINISHED and self._is_cut:
+            status, reason = TRUNCATED, "length"
+        columns: Columns = {}
+        if status != FAILED:
+            columns = self._columns()
+        return Finished(
+            request=self.request,
+            status=status,
+            versions=self._versions or (version, version),
+            reason=reason,
+            columns=columns,
+            cost=cost_of(self.book) if columns else 0.0,
+        )
+
+    def _columns(self) -> Columns:
+        if not self.book.sequences:
+            return _NOTHING
+        engine = self._rules.engine
+        said = [
+            token
+            for one in self.book.sequences
+            for begin, end, *_ in one.spans
+            for token in one.ids[begin:end]
+        ]
+        temperature = 1.0 if self.request.greedy else (engine.temperature or 1.0)
+        return columns_of(
+            self.book,
+            temperature=temperature,
+            text=decode(engine.tokenizer, [said])[0],
+            episode=self._told(),
+        )
+
+    def _told(self) -> dict[str, Any]:
+        """Returns what scorers and people may read of the episode."""
+        told: dict[str, Any] = {
+            "messages": next(iter(self._lines.values())).messages,
+            "rewards": self.rewards,
+            "turns": sum(len(one.spans) for one in self.book.sequences),
+            "forks": dict(self.book.forks),
+            "unparsed": self._unparsed,
+        }
+        if len(self._lines) > 1:
+            told["players"] = {name: line.messages for name, line in self._lines.items()}
+        if self._rules.times:
+            whole_s = time.monotonic() - self.began
+            told["time"] = {"episode_s": whole_s, "environment_s": self._environment_s}
+            told["lost"] = self.lost
+        return told
+
+    def _turn(self, sequence: int, most: int, **fields: Any) -> Turn:
+        turn = Turn(
+            key=self.key,
+            sequence=sequence,
+            ids=np.array(self.book.sequences[sequence].ids, np.int32),
+            seed=seed_of_turn(self.request.seed, self._drawn),
+            most=most,
+            greedy=self.request.greedy,
+            **fields,
+        )
+        self._drawn += 1
+        return turn
+
+    def _said(self, ids: list[int], tools: Sequence[Message]) -> Said:
+        said = self._rules.renderer.reply(ids, tools)
+        self._unparsed += said.unparsed
+        return said
+
+    def _reward(self, rewards: Mapping[str, Any]) -> None:
+        for name, value in rewards.items():
+            if not math.isfinite(value):
+                raise EpisodeEnds(FAILED, f"environment_error: reward {name} is {value}")
+            self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
+            self.book.reward(float(value))
+
+    def _start_clock(self) -> None:
+        self.waits_since = time.monotonic()
+
+    def _stop_clock(self) -> None:
+        if self.waits_since is not None:
+            self._environment_s += time.monotonic() - self.waits_since
+        self.waits_since = None
+
+
+#: Columns of an episode that ended before anybody had said anything.
+_NOTHING: Columns = {
+    "prompt_ids": np.zeros(0, np.int32),
+    "action_ids": np.zeros(0, np.int32),
+    "logp": np.zeros(0, np.float32),
+    "action_mask": np.zeros(0, np.uint8),
+    "turn_reward": np.zeros(0, np.float32),
+    "temperature": np.array(1.0, np.float32),
+    "text": np.zeros(0, np.uint8),
+}
+
+
+def row_of(request: SampleRequest) -> dict[str, Any]:
+    """Returns a row as an environment sees it: text, messages, and its further fields."""
+    prompt = request.prompt
+    messages = prompt.messages or [{"role": "user", "content": prompt.text or ""}]
+    text = prompt.text
+    if text is None:
+        text = "\n".join(str(message.get("content") or "") for message in messages)
+    return {**prompt.fields, "prompt": text, "messages": messages}
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a call of chat completions as an environment gets it."""
+    function = call["function"]
+    text = str(function["arguments"])
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    return {
+        "name": function["name"],
+        "arguments": arguments if isinstance(arguments, dict) else None,
+        "text": text,
+        "id": call["id"],
+    }

@@ -1,0 +1,86 @@
+"""What may be set under ``environment.config``, and of the reward ``environments``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gcore_core.contract.errors import ConfigError
+
+_CHOICES = {
+    "drift": ("fork", "error"),
+    "history": ("strict", "keep"),
+    "sandbox": ("none", "confine", "docker"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """An ``Environment`` or a ``Program`` of an author, and how long it may take."""
+
+    environment: str
+    """The class: ``file.py:Class``, relative to the job file, or ``package.module:Class``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What the class is made with, as keywords."""
+    python: str = ""
+    """Interpreter of the environment, such as a virtual environment's. It needs nothing of G-Core.
+    Empty: the generator's own.
+    """
+    hosts: int = 1
+    """Processes of each replica in which environments run."""
+    turns: int = 8
+    """Most turns of an episode. One that needs more ends as truncated."""
+    turn_tokens: int = 0
+    """Most tokens of one turn. 0: as many as an episode may have, ``max_new_tokens`` of the
+    generator.
+    """
+    turn_s: float = 30.0
+    """Seconds that an environment may take for one observation. Then its episode fails."""
+    episode_s: float = 0.0
+    """Seconds that an episode may take. Then it ends as truncated. 0: any time."""
+    start_s: float = 120.0
+    """Seconds that a process may take until its imports are over."""
+    retries: int = 2
+    """How often an episode is drawn again whose process was lost by no fault of its own."""
+    drift: str = "fork"
+    """What a history does that is no continuation of what was said: fork begins another sequence,
+    error fails the episode.
+    """
+    history: str = "strict"
+    """strict forks where a chat template writes old turns in another way once new ones follow. keep
+    goes on behind what the policy said, word for word.
+    """
+    parser: str = "auto"
+    """How tool calls are read from what the policy says. auto: by the chat template."""
+    sandbox: str = "none"
+    """What its processes are confined by: none, confine or docker."""
+
+    def __post_init__(self) -> None:
+        place, _, name = self.environment.rpartition(":")
+        if not place or not name.isidentifier():
+            raise ConfigError(
+                f"must be file.py:Class or package.module:Class, is {self.environment!r}",
+                where="environment",
+            )
+        for key in ("hosts", "turns"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"must be at least 1, is {getattr(self, key)}", where=key)
+        for key in ("turn_tokens", "episode_s", "retries"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"must not be negative, is {getattr(self, key)}", where=key)
+        for key in ("turn_s", "start_s"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"must be above 0, is {getattr(self, key)}", where=key)
+        for key, choices in _CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise ConfigError(
+                    f"must be one of {', '.join(choices)}, is {getattr(self, key)!r}", where=key
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRewardConfig:
+    """What the environment gave, summed over the turns of an episode."""
+
+    name: str = ""
+    """The environment's name of the reward. Empty: the sum of all."""
