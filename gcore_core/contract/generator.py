@@ -120,7 +120,8 @@ class Draws(Protocol):
     def close(self) -> None:
         """Frees devices and processes. Unfinished samples are lost; no other call follows.
 
-        An environment leaves its generator open, which is closed after it.
+        An environment leaves its generator open, which is closed after it. Where its process is
+        ended from outside nobody calls this; what it has started in its process group ends with it.
         """
 
 

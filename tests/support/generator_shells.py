@@ -7,7 +7,7 @@ from typing import Any
 
 from gcore_testing import fake
 
-from gcore_core.contract.generator import Generator
+from gcore_core.contract.generator import Draws, Generator
 from gcore_core.contract.job_settings import RunSettings
 from gcore_core.runtime.compute import ThreadCompute
 from gcore_core.runtime.worker_settings import GeneratorSettings
@@ -22,11 +22,15 @@ _SECRET = b"s" * 32
 
 
 async def shell_around(
-    generator: Generator, directory: Path, note: SleepNote | None = None, **settings: Any
+    generator: Generator,
+    directory: Path,
+    note: SleepNote | None = None,
+    draws: Draws | None = None,
+    **settings: Any,
 ) -> GeneratorShell:
     """Returns the shell ``rollout.0`` of a generator, whose store lies in the directory.
 
-    note: as of ``GeneratorShell``.
+    note, draws: as of ``GeneratorShell``.
     settings: of ``GeneratorSettings``.
     """
     network = InlineNetwork()
@@ -39,6 +43,8 @@ async def shell_around(
     dataset = fake.FakeDataset(fake.FakeDataConfig(rows=4))
     datasets = {"train": dataset, "evaluation": dataset}
     made = GeneratorSettings(run=RunSettings(), batch_s=0.0, **settings)
-    shell = GeneratorShell(generator, datasets, writer, ThreadCompute(), view, made, note=note)
+    shell = GeneratorShell(
+        generator, datasets, writer, ThreadCompute(), view, made, note=note, draws=draws
+    )
     shell.register(Service("rollout.0"))
     return shell

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gcore_testing.contracts.base import Contract, NotClaimed, claims
     from gcore_testing.contracts.controller import ControllerContract
     from gcore_testing.contracts.dataset import DatasetContract
+    from gcore_testing.contracts.environment import EnvironmentContract
     from gcore_testing.contracts.filter import FilterContract
     from gcore_testing.contracts.generator import GeneratorContract
     from gcore_testing.contracts.launcher import LauncherContract
@@ -42,6 +43,7 @@ _HOMES = {
     "Contract": "base",
     "ControllerContract": "controller",
     "DatasetContract": "dataset",
+    "EnvironmentContract": "environment",
     "FilterContract": "filter",
     "GeneratorContract": "generator",
     "LauncherContract": "launcher",
@@ -71,6 +73,7 @@ __all__ = [
     "Contract",
     "ControllerContract",
     "DatasetContract",
+    "EnvironmentContract",
     "FilterContract",
     "GeneratorContract",
     "LauncherContract",

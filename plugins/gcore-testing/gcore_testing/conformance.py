@@ -30,6 +30,7 @@ from gcore_core.contract.errors import ConfigError, PluginBroken
 from gcore_core.contract.factories import import_attribute
 from gcore_core.contract.providers import AdvantageProvider
 from gcore_core.contract.traits import traits_of
+from gcore_testing import fake
 from gcore_testing.contracts.base import Contract, closing, config_of, make
 from gcore_testing.contracts.plugin import is_met
 
@@ -40,6 +41,7 @@ BY_KIND = {
     "balancer": "BalancerContract",
     "controller": "ControllerContract",
     "dataset": "DatasetContract",
+    "environment": "EnvironmentContract",
     "filter": "FilterContract",
     "generator": "GeneratorContract",
     "launcher": "LauncherContract",
@@ -52,7 +54,7 @@ BY_KIND = {
     "view": "ViewContract",
 }
 #: Kinds whose factories are given the context of a worker.
-_OF_WORKERS = {"annotator", "generator", "reward", "trainer"}
+_OF_WORKERS = {"annotator", "environment", "generator", "reward", "trainer"}
 
 
 def contracts_of(name: str) -> dict[str, Any]:
@@ -190,7 +192,9 @@ def _refusal_of_defaults(item: Provided) -> str:
     """Returns why a provider is not to be had without settings or a model; empty when it is."""
     with TemporaryDirectory() as folder:
         context = WorkerContext(role="contract", deterministic=True, directory=folder)
-        arguments = [context] if item.kind in _OF_WORKERS else []
+        arguments: list[Any] = [context] if item.kind in _OF_WORKERS else []
+        if item.kind == "environment":
+            arguments.append(fake.FakeGenerator(fake.FakeGeneratorConfig(), context))
         try:
             for _ in closing(make(item.spec, {}, *arguments)):
                 pass
