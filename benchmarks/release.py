@@ -53,6 +53,7 @@ MEASURED = {
         f"{SCRIPT} --parts grpo lora memory start",
     ),
     "quickstart": ("{python} -m tox run -e bench-trl -- --out {out}",),
+    "rendering": ("{python} -m tox run -e bench-trl --notest", SCRIPT),
     "weight_push": (SCRIPT,),
 }
 

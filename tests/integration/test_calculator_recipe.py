@@ -1,6 +1,6 @@
 """The calculator's recipe: the texts that teach its model, its environment, its jobs, a short run.
 
-What must not change a run's weights is in plugins/gcore-environments/tests/test_same_weights.py.
+What must not change a run's weights is in plugins/gcore-environments/tests/test_runs.py.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ ANSWERS = {
         ]
         """,
     ],
+    "environment": ['return "?"'],
     "command": ["print((directory / 'metrics.jsonl').read_text())\nreturn 0"],
     "launcher": [
         "return await self._local.nodes(devices)",

@@ -104,6 +104,10 @@ class ContentEncoder:
         return self._ids(text)
 
     def _ids(self, text: str) -> list[int]:
+        backend = self._backend
+        if backend is not None and backend.truncation is None and backend.padding is None:
+            # the same in a quarter of the time
+            return list(backend.encode(text, add_special_tokens=False).ids)
         encoded = self._tokenizer(
             text, add_special_tokens=False, return_attention_mask=False, verbose=False
         )

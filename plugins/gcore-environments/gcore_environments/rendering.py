@@ -47,6 +47,10 @@ _MOST_STANDING = 64
 _NO_VARIABLES: Mapping[str, Any] = {}
 
 
+#: A stand-in -> its prompt, the stand-in.
+_Written = dict[Any, tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class Bridge:
     """What stands behind a turn of the policy, until it speaks again.
@@ -129,6 +133,14 @@ def make_renderer(
     return TemplateRenderer(
         tokenizer, end_ids, history=history, parser=parser, template_kwargs=template_kwargs
     )
+
+
+def warnings_of(renderer: Renderer) -> list[str]:
+    """Returns what a job should know of a renderer before it starts; [] is nothing.
+
+    The first that it may say is that no turn has a bridge, so that each begins another sequence.
+    """
+    return renderer.warnings() if isinstance(renderer, TemplateRenderer) else []
 
 
 def digest(messages: Sequence[Message], tools: Sequence[Any] = ()) -> bytes:
@@ -264,8 +276,27 @@ class TemplateRenderer:
         ends = {tokenizer.convert_ids_to_tokens(id) for id in self._ends} | {self._look.end}
         self._end_texts = sorted(ends - {"", None}, key=len, reverse=True)
         self._opening = self._contents.ids(self._look.opening)
-        #: Tools, and what was written with them: a stand-in -> its prompt, the stand-in.
-        self._written: tuple[Sequence[Any], dict[Any, tuple[str, str]]] = ((), {})
+        self._written: tuple[Sequence[Any], str, _Written] = ((), _SAID, {})
+
+    def warnings(self) -> list[str]:
+        """Returns what a job should know, each in one sentence."""
+        look = self._look
+        if look.problem:
+            return [f"{look.problem}; no turn has a bridge, so each begins another sequence"]
+        found = []
+        ends = {self._tokenizer.convert_ids_to_tokens(id) for id in self._ends}
+        if look.end and not look.is_role and look.end not in ends:
+            known = ", ".join(sorted(ends)) or "nothing"
+            found.append(
+                f"the chat template ends a turn with {look.end}, which ends no answer of this "
+                f"model; that does {known}"
+            )
+        if not self._keeps and not look.keeps_thoughts(for_tools=False):
+            found.append(
+                "the chat template drops old thoughts once the user speaks again, so an answer "
+                "with thoughts begins another sequence then; history: keep goes on"
+            )
+        return found
 
     def start(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
         try:
@@ -298,7 +329,7 @@ class TemplateRenderer:
             is_left = bool(sampled) and (stands or sampled == new.boundary)
 
             def write(given: Sequence[Message], given_tools: Sequence[Any]) -> str | None:
-                found = self._behind(ids, given, given_tools)
+                found = new if given is messages else self._behind(ids, given, given_tools)
                 if found is None:
                     return None
                 return found.after(sampled) if is_left else closing + found.end + found.text
@@ -314,34 +345,41 @@ class TemplateRenderer:
     ) -> _New | None:
         """Returns what the template writes behind the policy's words; None: it does not tell."""
         answers = _answers(messages)
-        forms = [_stand_in(answers)]
+        word = _unsaid(messages, self._of_tools(tools)[1])
+        forms = [_stand_in(answers, word)]
         keeps = self._look.keeps_thoughts(for_tools=bool(answers))
         if not self._keeps and not keeps and self._has_thoughts(ids):
             return None
         for form in forms:
-            opened, before = self._standing(form, tools)
+            opened, before = self._standing(form, word, tools)
             after = self._template.write([ASKED, form, *messages], tools)
             if after.startswith(opened) and after.startswith(before):
-                new = self._by_difference(before, after[len(before) :])
+                new = self._by_difference(before, after[len(before) :], word)
                 if new is not None:
                     return new
-            elif self._keeps or self._is_as_said(ids, opened, before, after):
-                return self._behind_the_word(after)
-            if form is forms[0] and keeps and self._has_thoughts(ids):
+            elif self._keeps or self._is_as_said(ids, opened, before, after, word):
+                return self._behind_the_word(after, word)
+            if form is forms[0] and keeps and self._thinks(ids):
                 forms.append(self._look.thoughtful(form))
-        return self._behind_the_word(after) if self._keeps else None
+        return self._behind_the_word(after, word) if self._keeps else None
 
-    def _standing(self, form: Message, tools: Sequence[Any]) -> tuple[str, str]:
+    def _of_tools(self, tools: Sequence[Any]) -> tuple[Sequence[Any], str, _Written]:
+        """Returns tools, a word that they do not have, and what was written with them."""
+        of_tools = self._written
+        if list(of_tools[0]) != list(tools):
+            of_tools = copy.deepcopy(list(tools)), _unsaid(tools), {}
+            self._written = of_tools
+        return of_tools
+
+    def _standing(self, form: Message, word: str, tools: Sequence[Any]) -> tuple[str, str]:
         """Returns the stand-in's prompt, and the stand-in; they are the same in most turns."""
-        of_tools, written = self._written
-        if list(of_tools) != list(tools):
-            written = {}
-            self._written = copy.deepcopy(list(tools)), written
+        written = self._of_tools(tools)[2]
         calls = form.get("tool_calls") or ()
         key = (
             *((each["id"], each["function"]["name"]) for each in calls),
             form["content"],
             form.get("reasoning_content"),
+            word,
         )
         if key not in written:
             if len(written) >= _MOST_STANDING:
@@ -350,29 +388,31 @@ class TemplateRenderer:
             written[key] = opened, self._template.write([ASKED, form], tools, opens=False)
         return written[key]
 
-    def _is_as_said(self, ids: Sequence[int], opened: str, before: str, after: str) -> bool:
+    def _is_as_said(
+        self, ids: Sequence[int], opened: str, before: str, after: str, word: str
+    ) -> bool:
         """Whether the policy spoke as the template writes a turn that others follow.
 
         Some begin the last turn otherwise, such as with an empty thought.
         """
         if not before.startswith(opened) or not after.startswith(opened):
             return False
-        last = before[len(opened) : before.find(_SAID, len(opened))]
-        earlier = after[len(opened) : after.find(_SAID, len(opened))]
+        last = before[len(opened) : before.find(word, len(opened))]
+        earlier = after[len(opened) : after.find(word, len(opened))]
         while last and earlier and last[-1] == earlier[-1]:
             last, earlier = last[:-1], earlier[:-1]
         said = self._turn(ids)[len(self._begun) :]
         return said.startswith(earlier) and (not last or not said.startswith(last))
 
-    def _by_difference(self, before: str, rest: str) -> _New | None:
+    def _by_difference(self, before: str, rest: str, word: str) -> _New | None:
         """Returns what is new, where the template only goes on.
 
         rest: what it writes behind the stand-in.
         """
-        at = before.rfind(_SAID)
+        at = before.rfind(word)
         if at < 0:
             return None
-        tail = before[at + len(_SAID) :]
+        tail = before[at + len(word) :]
         end = max((e for e in self._end_texts if e in tail), key=tail.rfind, default="")
         if not end:
             space = tail[len(tail.rstrip()) :]
@@ -380,15 +420,15 @@ class TemplateRenderer:
         separator = tail[tail.rfind(end) + len(end) :]
         return None if separator.strip() else _New(end, separator + rest, self._contents.special)
 
-    def _behind_the_word(self, after: str) -> _New | None:
+    def _behind_the_word(self, after: str, word: str) -> _New | None:
         """Returns what stands behind the stand-in's last word, however its turn was written."""
-        at = after.rfind(_SAID)
-        tail = after[at + len(_SAID) :] if at >= 0 else ""
+        at = after.rfind(word)
+        tail = after[at + len(word) :] if at >= 0 else ""
         found = [(tail.find(end), -len(end), end) for end in self._end_texts if end in tail]
         if not found:
             return None
         place, _, end = min(found)
-        if end == self._look.end and self._look.is_role:
+        if self._look.is_role:
             return _New("", tail[place:], self._contents.special)
         return _New(end, tail[place + len(end) :], self._contents.special)
 
@@ -405,6 +445,13 @@ class TemplateRenderer:
             return id in ids if id is not None else opens in self._reader.text(ids)
         return False
 
+    def _thinks(self, ids: Sequence[int]) -> bool:
+        """Whether there is a thought in the last turn that says something."""
+        for opens, closes in self._parser.pairs[:1]:
+            _, opened, rest = self._turn(ids).partition(opens)
+            return bool(opened and (rest.partition(closes)[0] if closes else rest).strip())
+        return False
+
     def _closing(self, ids: Sequence[int]) -> str:
         """Returns what closes the thoughts and calls that a turn that was cut has left open."""
         closings = dict(self._parser.pairs)
@@ -412,7 +459,7 @@ class TemplateRenderer:
             return ""
         thinks = self._parser.pairs[0][1]
         missing: list[str] = []
-        tags = sorted({tag for pair in closings.items() for tag in pair}, key=len, reverse=True)
+        tags = sorted({*closings, *closings.values()} - {""}, key=len, reverse=True)
         for match in re.finditer("|".join(map(re.escape, tags)), self._turn(ids)):
             tag = match.group()
             if missing and tag == missing[-1]:
@@ -525,7 +572,8 @@ class TemplateLook:
             return
         tail = _behind_word(followed).lstrip()
         self.end = max((text for text in special if tail.startswith(text)), key=len, default="")
-        self.is_role = bool(self.end) and not _behind_word(alone).lstrip().startswith(self.end)
+        ended = _behind_word(alone).lstrip()
+        self.is_role = bool(self.end) and not any(ended.startswith(text) for text in special)
 
     @cached_property
     def needs_names(self) -> bool:
@@ -587,13 +635,23 @@ def _answers(messages: Sequence[Message]) -> list[Message]:
     return list(itertools.takewhile(lambda message: message["role"] == "tool", messages))
 
 
-def _stand_in(answers: Sequence[Message]) -> dict[str, Any]:
-    """Returns a turn that stands for the policy's; with a call for each answer."""
+def _unsaid(said: Sequence[Any], word: str = _SAID) -> str:
+    """Returns a word that stands nowhere in what was said."""
+    text = repr(said)
+    longer = (f"{word}{number}x" for number in itertools.count())
+    return word if word not in text else next(each for each in longer if each not in text)
+
+
+def _stand_in(answers: Sequence[Message], word: str) -> dict[str, Any]:
+    """Returns a turn that stands for the policy's, with a call for each answer.
+
+    word: its last.
+    """
     calls = [
-        call(each.get("name") or "f", {"x": _SAID}, each.get("tool_call_id") or f"call{n:05}")
+        call(each.get("name") or "f", {"x": word}, each.get("tool_call_id") or f"call{n:05}")
         for n, each in enumerate(answers)
     ]
-    said: dict[str, Any] = {"role": "assistant", "content": "" if calls else _SAID}
+    said: dict[str, Any] = {"role": "assistant", "content": "" if calls else word}
     return {**said, "tool_calls": calls} if calls else said
 
 

@@ -6,6 +6,7 @@ reasoning under one of three names. Which ones, a short conversation shows, once
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -60,7 +61,13 @@ class Template:
         if not formed.get("tool_calls", True):
             del formed["tool_calls"]
         if "tool_calls" in formed:
-            formed = turns.called_with([formed], objects=self._objects)[0]
+            form = self._form_of_calls
+            if form is None:
+                calls = formed.pop("tool_calls")
+                formed["content"] = "\n".join([formed["content"], *map(_as_text, calls)]).lstrip()
+            else:
+                formed = turns.called_with([formed], objects=form[0])[0]
+                formed["content"] = formed["content"] or form[1]
         thought = next((formed[key] for key in REASONING if formed.get(key)), None)
         for key in REASONING:
             formed.pop(key, None)
@@ -76,14 +83,19 @@ class Template:
         return not self._writes([text]) and self._writes([parts])
 
     @cached_property
-    def _objects(self) -> bool:
-        """Whether the template takes the arguments of calls as objects, not as JSON."""
-        for objects in (True, False):
+    def _form_of_calls(self) -> tuple[bool, str | None] | None:
+        """How the template takes calls: arguments as objects or as JSON, no content as "" or null.
+
+        None: it writes no calls, so they become part of what was said. Some write them only where
+        the content is null.
+        """
+        for objects, nothing in ((True, ""), (True, None), (False, ""), (False, None)):
             arguments: Any = {WORD: "word"} if objects else f'{{"{WORD}": "word"}}'
-            said = {"role": "assistant", "content": "", "tool_calls": [call("f", arguments)]}
-            if self._writes([ASKED, said], foreign=(f"{{'{WORD}'", f'\\"{WORD}')):
-                return objects
-        return True
+            calls = [call("f", arguments)]
+            said = {"role": "assistant", "content": nothing, "tool_calls": calls}
+            if self._writes([ASKED, said], foreign=(f"{{'{WORD}'", f'\\"{WORD}', "None")):
+                return objects, nothing
+        return None
 
     def _writes(self, messages: Sequence[Message], foreign: Sequence[str] = ("[{",)) -> bool:
         """Whether the template writes ``WORD`` of these messages, and no foreign text."""
@@ -106,6 +118,16 @@ class Template:
             said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
             raise RefusedByTemplate(said) from error
         return str(written)
+
+
+def _as_text(each: Any) -> str:
+    """Returns a call as Hermes writes it, for a template that knows no calls."""
+    function = each.get("function", each)
+    arguments = function.get("arguments")
+    said = json.dumps(function.get("name"), ensure_ascii=False)
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {said}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def call(name: str, arguments: Any, id: str = "call00000") -> dict[str, Any]:

@@ -318,6 +318,61 @@ def test_a_reward_that_is_no_number_fails_its_episode(make: Make) -> None:
     assert records[1].status == FINISHED
 
 
+# -- programs, which ask by the endpoint -----------------------------------------------------------
+
+PROGRAM = "programs.py:Asks"
+
+
+def test_a_program_asks_and_its_turns_are_one_sequence(make: Make, tokenizer: Any) -> None:
+    (record,) = play(make(PROGRAM, settings={"times": 3}), [request(0)]).values()
+    assert (record.status, record.reason) == (FINISHED, "")
+    assert tokenizer.decode(record.columns["action_ids"]) == "25<eos>+25<eos>+25<eos>"
+    assert record.columns["action_mask"].tolist() == [1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert told(record)["rewards"] == {"asked": 3.0}
+    assert record.columns["turn_reward"].tolist() == [0] * 10 + [3.0]
+    assert told(record)["forks"] == {}
+
+
+def test_calls_from_one_point_are_sequences_that_share_it(make: Make) -> None:
+    (record,) = play(make(PROGRAM, settings={"together": 3}), [request(0)]).values()
+    assert record.status == FINISHED
+    assert told(record)["forks"] == {"parallel": 2}
+    assert record.columns["sequences"].shape == (3, 3)
+    assert record.columns["action_mask"].sum() == 4 * 3
+    assert record.cost == 2 * 4  # ids that trainers read again: the prompt but for its last one
+
+
+def test_a_rewritten_history_forks_or_fails_as_the_settings_say(make: Make) -> None:
+    forked, refused = (
+        play(make(PROGRAM, drift=drift, settings={"rewrites": True}), [request(0)])[0]
+        for drift in ("fork", "error")
+    )
+    assert (forked.status, told(forked)["forks"]) == (FINISHED, {"rewritten": 1})
+    assert refused.status == FAILED
+    assert "409" in refused.reason
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_program_that_is_refused_a_turn_is_truncated(make: Make, gives_up: bool) -> None:
+    """Whether it raises or returns: its rewards count where it returns some."""
+    draws = make(PROGRAM, turns=2, settings={"times": 5, "gives_up": gives_up})
+    (record,) = play(draws, [request(0)]).values()
+    assert (record.status, record.reason) == (TRUNCATED, "turns")
+    assert told(record)["turns"] == 2
+    assert told(record)["rewards"] == ({"gave_up": 0.5} if gives_up else {})
+
+
+def test_programs_of_a_deterministic_run_have_their_turns_together(make: Make) -> None:
+    records = play(make(PROGRAM, deterministic=True, hosts=2), [request(n) for n in range(5)])
+    assert {record.status for record in records.values()} == {FINISHED}
+
+
+def test_many_programs_ask_at_a_time(make: Make) -> None:
+    records = play(make(PROGRAM, hosts=2, settings={"times": 3}), [request(n) for n in range(40)])
+    assert {record.status for record in records.values()} == {FINISHED}
+    assert {record.columns["action_mask"].sum() for record in records.values()} == {9}
+
+
 # -- aborts ----------------------------------------------------------------------------------------
 
 

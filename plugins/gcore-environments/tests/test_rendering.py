@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from gcore_environments.rendering import digest, make_renderer
+from gcore_environments.rendering import digest, make_renderer, warnings_of
 from gcore_environments.templates import call
 from gcore_environments.testing import (
     ADDER,
@@ -129,6 +129,67 @@ def test_a_template_that_does_not_begin_an_answer_has_no_bridge() -> None:
     renderer = make_renderer(tokenizer, [end])
     ids = [*renderer.start([QUESTION]), end]
     assert renderer.bridge(ids, [QUESTION]) is None
+    (warning,) = warnings_of(renderer)
+    assert "ignores add_generation_prompt" in warning
+
+
+def test_a_template_that_counts_turns_has_no_bridge() -> None:
+    template = CHATML.replace("'<|im_start|>' +", "'<|im_start|>' + (loop.index | string) +")
+    tokenizer = byte_tokenizer(template, ["<|im_start|>", "<|im_end|>"])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    renderer = make_renderer(tokenizer, [end])
+    assert renderer.bridge([*renderer.start([QUESTION]), end], [QUESTION]) is None
+    (warning,) = warnings_of(renderer)
+    assert "according to its place" in warning
+
+
+def test_a_job_is_told_what_its_template_does_to_thoughts_and_ends() -> None:
+    assert warnings_of(MADE["chatml"].renderer) == warnings_of(KEEPS.renderer) == []
+    (warning,) = warnings_of(MADE["stripping"].renderer)
+    assert "history: keep" in warning
+    tokenizer, _ = tokenizer_of("chatml")
+    (warning,) = warnings_of(make_renderer(tokenizer, [tokenizer.eos_token_id]))
+    assert "ends a turn with <|im_end|>, which ends no answer of this model" in warning
+
+
+def test_an_answer_whose_tool_nobody_names_is_a_fork_where_the_template_writes_the_name() -> None:
+    template = CHATML.replace("<tool_response>", "<tool_response>' + message.name + '")
+    tokenizer = byte_tokenizer(template, ["<|im_start|>", "<|im_end|>"])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    renderer = make_renderer(tokenizer, [end])
+    ids = [*renderer.start([QUESTION]), end]
+    bridge = renderer.bridge(ids, [ANSWER])
+    assert bridge is not None and "<tool_response>add" in tokenizer.decode(bridge.ids)
+    assert renderer.bridge(ids, [{**ANSWER, "name": None}]) is None
+    said = {"role": "assistant", "content": "", "tool_calls": [call("add", {})]}
+    unnamed = {"role": "tool", "content": "42", "tool_call_id": "call00000"}
+    assert "<tool_response>add" in tokenizer.decode(renderer.start([QUESTION, said, unnamed]))
+
+
+def test_calls_are_text_where_the_template_knows_none() -> None:
+    template = DEAF + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    tokenizer = byte_tokenizer(template, ["<|im_start|>", "<|im_end|>"])
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    renderer = make_renderer(tokenizer, [end])
+    said = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    ids = [*renderer.start([QUESTION]), *tokenizer(said).input_ids, end]
+    assert renderer.reply([*tokenizer(said).input_ids, end]).calls[0]["function"]["name"] == "add"
+    bridge = renderer.bridge(ids, [ANSWER])
+    assert bridge is not None
+    turn = {"role": "assistant", "content": None, "tool_calls": [call("add", {"a": 1})]}
+    assert tokenizer.decode(ids + bridge.ids) == tokenizer.decode(
+        renderer.start([QUESTION, turn, ANSWER])
+    )
+
+
+def test_the_words_of_a_stand_in_may_stand_in_messages() -> None:
+    for word in ("gcoresaid", "gcorethought", "asked"):
+        for family in ("chatml", "llama", "glm"):
+            new = [{"role": "user", "content": f"{word} {word}0x"}]
+            end = FAMILIES[family][3][0]
+            given = given_behind(MADE[family], f"{word}{end}", new)
+            other = given_behind(MADE[family], f"{word}{end}", [{**new[0], "content": "Z"}])
+            assert other is not None and given == other.replace("Z", new[0]["content"])
 
 
 def test_assistants_in_new_messages_are_given() -> None:

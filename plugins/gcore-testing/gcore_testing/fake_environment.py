@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, TakesTokens
 from gcore_core.contract.order import FIRST_QUESTION, FIRST_TURN
-from gcore_core.contract.records import ABORTED
+from gcore_core.contract.records import ABORTED, FAILED
 
 Key = tuple[int, int]  # ordinal, sample
 #: What it says between two turns: a token that every model has.
@@ -55,8 +55,8 @@ class FakeEnvironment:
         ended = []
         for record in self._generator.step():
             episode = self._open.pop((record.request.ordinal, record.request.sample), None)
-            if episode is None:
-                ended.append(record)
+            if episode is None or record.status == FAILED:
+                ended.append(replace(record, request=(episode or record).request))
                 continue
             episode.turns.append(record)
             if len(episode.turns) < self.turns:

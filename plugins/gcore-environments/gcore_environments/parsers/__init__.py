@@ -8,12 +8,30 @@ from __future__ import annotations
 from gcore_core.contract.errors import ConfigError, did_you_mean
 
 from .base import Call, Read, ToolParser
+from .deepseek import DeepSeek
+from .glm import Glm
+from .harmony import Harmony
 from .hermes import Hermes
+from .kimi import Kimi
+from .llama import Llama
+from .minimax import MiniMax
+from .mistral import Mistral
+from .qwen_xml import QwenXml
 
 __all__ = ["PARSERS", "Call", "Read", "ToolParser", "choose_parser"]
 
 #: Parsers in the order in which a chat template's text is looked at; the last is for all others.
-PARSERS: tuple[ToolParser, ...] = (Hermes(),)
+PARSERS: tuple[ToolParser, ...] = (
+    Harmony(),
+    Kimi(),
+    DeepSeek(),
+    MiniMax(),
+    Glm(),
+    QwenXml(),
+    Mistral(),
+    Llama(),
+    Hermes(),
+)
 
 
 def choose_parser(name: str, template: str = "") -> ToolParser:

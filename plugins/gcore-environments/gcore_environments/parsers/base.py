@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,12 +72,15 @@ class TaggedParser:
     name = ""
     tags: tuple[str, str] = ("", "")
     thinks: tuple[str, str] = THINK
+    #: Texts around all calls of a turn, where there are such.
+    section: tuple[str, str] | None = None
     #: One of these texts in a chat template tells the family.
     told_by: tuple[str, ...] = ()
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        return (self.thinks, self.tags)
+        around = [self.section] if self.section else []
+        return (self.thinks, *around, self.tags)
 
     def writes(self, template: str) -> bool:
         return any(each in template for each in self.told_by or self.tags[:1])
@@ -95,8 +99,10 @@ class TaggedParser:
         if not calls:
             return Read(text=rest, reasoning=reasoning)
         pieces.append(rest[at:])
-        said = "".join(pieces).strip()
-        return Read(text=said, reasoning=reasoning, calls=tuple(calls))
+        said = "".join(pieces)
+        for each in self.section or ():
+            said = said.replace(each, "")
+        return Read(text=said.strip(), reasoning=reasoning, calls=tuple(calls))
 
     def calls_in(self, body: str, tools: Sequence[Any]) -> list[Call]:
         """Returns the calls that stand between the two texts."""
@@ -163,6 +169,18 @@ def object_of(body: str, *keys: str) -> Call:
     arguments: Any = next((said[key] for key in keys if key in said), {})
     id = said.get("id")
     return called(said.get("name"), arguments, body, id if isinstance(id, str) else "")
+
+
+def called_by_texts(name: str, pattern: re.Pattern[str], body: str, tools: Sequence[Any]) -> Call:
+    """Returns a call whose arguments stand in a text as keys and values.
+
+    pattern: of one argument: its key and its value. Between two there is nothing.
+    """
+    name = name.strip()
+    if not name or pattern.sub("", body).strip():
+        return Call(name=name, arguments=body.strip(), is_read=False)
+    said = {match.group(1).strip(): match.group(2) for match in pattern.finditer(body)}
+    return called(name, typed(name, said, tools), body)
 
 
 def typed(name: str, arguments: Mapping[str, str], tools: Sequence[Any]) -> dict[str, Any]:

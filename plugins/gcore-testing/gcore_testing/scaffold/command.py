@@ -10,7 +10,8 @@ from gcore_testing.scaffold import writing
 
 KINDS = (
     "generator, trainer, annotator, role, reward, placement, balancer, advantage, objective, "
-    "launcher, observer, hooks, controller, dataset, filter, sentinel, command, view"
+    "launcher, observer, hooks, controller, dataset, filter, sentinel, command, view, "
+    "environment"
 )
 _EPILOG = f"""\
 kinds of a new plugin: {KINDS},

@@ -1,0 +1,62 @@
+"""Programs for tests: each asks the endpoint in its own way. It runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
+from gcore_environments import Endpoint
+
+
+class Asks:
+    """Asks ``times`` times, one after the other, and posts all that was said each time.
+
+    together: how many calls it makes at once from the first point.
+    rewrites: whether it changes what the policy said.
+    gives_up: whether an error of the endpoint ends it well.
+    """
+
+    def __init__(
+        self,
+        directory: str = "",
+        times: int = 2,
+        together: int = 1,
+        rewrites: bool = False,
+        gives_up: bool = False,
+    ) -> None:
+        self._times = times
+        self._together = together
+        self._rewrites = rewrites
+        self._gives_up = gives_up
+
+    async def run(self, row: dict[str, Any], seed: int, endpoint: Endpoint) -> dict[str, float]:
+        messages = list(row["messages"])
+        first = [self._ask(endpoint, messages) for _ in range(self._together)]
+        said = (await asyncio.gather(*first))[0]
+        for _ in range(self._times - 1):
+            content = said["content"]
+            messages.append({**said, "content": "7" if self._rewrites else content})
+            messages.append({"role": "user", "content": "+"})
+            try:
+                said = await self._ask(endpoint, messages)
+            except OSError:
+                if self._gives_up:
+                    return {"gave_up": 0.5}
+                raise
+        return {"asked": float(self._times)}
+
+    async def _ask(self, endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
+        return await asyncio.to_thread(_post, endpoint, messages)
+
+
+def _post(endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{endpoint.base_url}/chat/completions",
+        json.dumps({"model": endpoint.model, "messages": messages}).encode(),
+        {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
+    return message
