@@ -13,7 +13,7 @@ import torch
 from gcore_algorithms.config import PpoClipConfig
 from gcore_algorithms.objectives import PpoClip
 from gcore_language.cut_records import CutRecords
-from gcore_language.sequences import rows_of
+from gcore_language.sequences import cut, rows_of
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.generator import TorchGenerator
 from gcore_torch.trainer import TorchTrainer
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from gcore_core.contract.trainer import TrainRecord
 from tests.support import language_models as tiny
+from tests.support import value_ranks
 
 #: float64 forward and backward passes that add up in another order. The model is gpt2: others turn
 #: by angles that they compute in float32, where the last bit depends on the width of the batch.
@@ -256,3 +257,16 @@ def test_advantages_for_other_than_the_records_are_refused(open_trainer: Any) ->
     trainer.prepare([record(1)], frozenset())
     with pytest.raises(ValueError, match="3 advantages for 1 prepared records"):
         trainer.train(0, np.ones(3), 1, 1)
+
+
+def test_values_of_a_forked_record_are_those_of_its_rows(model_dirs: dict[str, Path]) -> None:
+    trainer = value_ranks.open_trainer(model_dirs["gpt2"])
+    one = record(1)
+    (whole,) = trainer.annotate([one])
+    for row, own in zip(cut(one.columns), trainer.annotate(alone(one)), strict=True):
+        for name in ("values", "next_values"):
+            part = whole[name][row.begin : row.end]
+            np.testing.assert_allclose(part, own[name], atol=1e-5, err_msg=name)
+    assert trainer.prepare([one], frozenset()) == [{}]
+    assert trainer.train(0, np.array([1.0]), 1, 1)["grad_norm"] > 0
+    assert list(trainer.start_logprobs()) == [None]
