@@ -107,6 +107,7 @@ def test_both_doors_lead_to_one_record(calculator: tuple[Path, str]) -> None:
     assert 0.05 < rows[-1]["metrics"]["masked_share"] < 0.4
 
 
+@pytest.mark.rest
 def test_the_recipes_agent_trains_the_same_weights(calculator: tuple[Path, str]) -> None:
     folder, weights = calculator
     own = importlib.util.find_spec("openai")
