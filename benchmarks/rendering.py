@@ -107,7 +107,7 @@ def ends_of(family: Family) -> set[str]:
     asked = {"role": "user", "content": "asked"}
     said = {"role": "assistant", "content": MARK}
     called = {"role": "assistant", "content": "", "tool_calls": [call("add", {"x": MARK})]}
-    ends = set()
+    ends: set[str] = set()
     for turn, new in ((said, asked), (called, answers(1)[0])):
         try:
             tail = behind(family.template.write([asked, turn, new]))

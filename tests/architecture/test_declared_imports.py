@@ -22,6 +22,7 @@ PROJECTS = [ROOT, *(file.parent for file in sorted(ROOT.glob("plugins/*/pyprojec
 #: Import name -> distribution, where they differ.
 DISTRIBUTIONS = {
     "PIL": "pillow",
+    "aviary": "fhaviary",
     "megatron": "megatron-core",
     "mlflow": "mlflow-skinny",
     "pynvml": "nvidia-ml-py",

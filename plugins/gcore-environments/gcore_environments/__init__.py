@@ -10,9 +10,23 @@ from typing import Any
 
 from gcore_core import hookimpl
 from gcore_core.contract.preflight import ResolvedJob
-from gcore_core.contract.providers import AdvantageProvider, EnvironmentProvider, RewardProvider
+from gcore_core.contract.providers import (
+    AdvantageProvider,
+    DatasetProvider,
+    EnvironmentProvider,
+    RewardProvider,
+)
+from gcore_environments.adapter_settings import (
+    AviaryConfig,
+    GymnasiumConfig,
+    McpConfig,
+    OpenEnvConfig,
+    ReasoningConfig,
+    TextArenaConfig,
+)
 from gcore_environments.advantages import TurnsConfig
-from gcore_environments.settings import EnvironmentConfig, EnvironmentRewardConfig
+from gcore_environments.numbered_rows import NumbersConfig
+from gcore_environments.settings import EnvironmentConfig, EnvironmentRewardConfig, PlayConfig
 from gcore_environments.words import (
     Endpoint,
     Environment,
@@ -25,14 +39,39 @@ from gcore_environments.words import (
 
 __all__ = ["Endpoint", "Environment", "Observation", "Program", "Reply", "ToolCall", "Tools"]
 
+_DRAWS = "gcore_environments.draws:EpisodeDraws"
+_COLUMNS = ("turn_reward",)
+
 
 @hookimpl
 def gcore_environments() -> Iterable[EnvironmentProvider]:
     yield EnvironmentProvider(
         summary="a class of yours: an Environment, with tools or without, or a Program",
-        factory="gcore_environments.draws:EpisodeDraws",
+        factory=_DRAWS,
         config=EnvironmentConfig,
-        columns=("turn_reward",),
+        columns=_COLUMNS,
+    )
+    of_packages: dict[str, tuple[type[PlayConfig], str]] = {
+        "gymnasium": (GymnasiumConfig, "an environment of Gymnasium, such as FrozenLake-v1"),
+        "textarena": (TextArenaConfig, "a game of TextArena, for one player or several"),
+        "reasoning": (ReasoningConfig, "a task of reasoning-gym"),
+        "aviary": (AviaryConfig, "an environment of aviary"),
+        "mcp": (McpConfig, "tools of MCP servers"),
+        "openenv": (OpenEnvConfig, "an environment of OpenEnv, by class or behind its server"),
+    }
+    for name, (config, summary) in of_packages.items():
+        yield EnvironmentProvider(
+            name=name, summary=summary, factory=_DRAWS, config=config, columns=_COLUMNS
+        )
+
+
+@hookimpl
+def gcore_datasets() -> Iterable[DatasetProvider]:
+    yield DatasetProvider(
+        name="numbers",
+        summary="rows that are only numbered, for environments that make tasks of a number",
+        factory="gcore_environments.numbered_rows:Numbers",
+        config=NumbersConfig,
     )
 
 
@@ -61,3 +100,10 @@ def gcore_check(plan: Mapping[str, Any], job: ResolvedJob) -> Iterable[str]:
     from gcore_environments.checks import problems
 
     return problems(plan, job)
+
+
+@hookimpl
+def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
+    from gcore_environments.checks import host_problems
+
+    return host_problems(plan, here)

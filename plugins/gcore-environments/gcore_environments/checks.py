@@ -9,7 +9,8 @@ from typing import Any
 from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
-from gcore_environments.settings import EnvironmentConfig
+from gcore_environments import sandbox
+from gcore_environments.settings import PlayConfig
 
 ROLLOUT = "rollout"
 
@@ -18,11 +19,24 @@ def problems(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     """Yields problems with the section ``environment`` and with rewards that read it."""
     config = job.objects.get("environment")
     yield from _rewards(job)
-    if not isinstance(config, EnvironmentConfig):
+    if not isinstance(config, PlayConfig):
         return
     yield from _patience(job, config)
     yield from _abort(job)
-    yield from _file(config)
+
+
+def host_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
+    """Yields why processes of the job's environment cannot be started, or confined, here.
+
+    here: whether they start on this machine.
+    """
+    section = plan["environment"]
+    if not here or not section or section["use"].split("/")[0] != "environments":
+        return
+    config = section["config"] or {}
+    yield from _file(str(config.get("environment", "")))
+    if why := sandbox.problem(config.get("sandbox", "none"), config.get("python", "")):
+        yield f"environment.config: {why}."
 
 
 def _rewards(job: ResolvedJob) -> Iterator[str]:
@@ -37,7 +51,7 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
             )
 
 
-def _patience(job: ResolvedJob, config: EnvironmentConfig) -> Iterator[str]:
+def _patience(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
     """A generator that waits for one observation must not count as hung."""
     patience_s = job.settings.run.patience_s
     if patience_s <= config.turn_s:
@@ -58,9 +72,9 @@ def _abort(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _file(config: EnvironmentConfig) -> Iterator[str]:
+def _file(environment: str) -> Iterator[str]:
     """The file of the class is there."""
-    place = Path(config.environment.rpartition(":")[0])
+    place = Path(environment.rpartition(":")[0])
     if place.suffix != ".py" or place.is_file():
         return
     folder = place.parent

@@ -13,6 +13,7 @@ not depend on who was quick.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from gcore_environments.hosts import Host, Hosts, HostSettings
 from gcore_environments.lateness import Lateness
 from gcore_environments.questions import Asked, Refused
 from gcore_environments.rendering import make_renderer
-from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.settings import PlayConfig
 from gcore_environments.turns import Key, Turn, Turns
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,7 @@ class EpisodeDraws:
     such as a reward's question, goes to the engine as it is.
     """
 
-    def __init__(
-        self, config: EnvironmentConfig, context: WorkerContext, generator: Generator
-    ) -> None:
+    def __init__(self, config: PlayConfig, context: WorkerContext, generator: Generator) -> None:
         engine = cast(TakesTokens, generator)
         renderer = make_renderer(
             engine.tokenizer,
@@ -60,6 +59,7 @@ class EpisodeDraws:
             parser=config.parser,
         )
         self._config = config
+        place, words = config.made()
         self._context = context
         self._engine = generator
         self._rules = Rules.of(engine, renderer, config, times=not context.deterministic)
@@ -67,13 +67,16 @@ class EpisodeDraws:
         self._lateness = Lateness(config.turn_s)
         self._hosts = Hosts(
             HostSettings(
-                environment=config.environment,
-                config=config.config,
+                environment=place,
+                config=words,
                 python=config.python,
                 number=config.hosts,
                 turn_s=config.turn_s,
                 sandbox=config.sandbox,
-                directory=context.directory,
+                variables={
+                    name: os.environ[name] for name in config.variables if name in os.environ
+                },
+                readable=tuple(config.readable),
             )
         )
         # agents' requests come through the same queue, so that one wait is enough
@@ -310,7 +313,7 @@ class EpisodeDraws:
             self._starts_failed += 1
             if self._starts_failed > self._config.retries:
                 raise WorkerError(
-                    f"the environment {self._config.environment} does not start.",
+                    f"the environment {self._config.made()[0]} does not start.",
                     where="environment.config",
                     why=error or "its process ended before it was ready",
                     todo="run its file by itself; see the worker's log for what it printed",

@@ -28,7 +28,7 @@ from gcore_environments.matching import answer_of, answered, place, place_ids
 from gcore_environments.questions import IDS, Asked, Drawn, Refused
 from gcore_environments.records import columns_of, cost_of
 from gcore_environments.rendering import Renderer, Said
-from gcore_environments.settings import EnvironmentConfig
+from gcore_environments.settings import PlayConfig
 from gcore_environments.turns import Key, Turn, seed_of_turn
 
 Message = dict[str, Any]
@@ -63,7 +63,7 @@ class Rules:
 
     @classmethod
     def of(
-        cls, engine: TakesTokens, renderer: Renderer, config: EnvironmentConfig, *, times: bool
+        cls, engine: TakesTokens, renderer: Renderer, config: PlayConfig, *, times: bool
     ) -> Rules:
         limits = Limits(
             turns=config.turns,
@@ -361,7 +361,12 @@ class Episode:
             if not math.isfinite(value):
                 raise EpisodeEnds(FAILED, f"environment_error: reward {name} is {value}")
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
-            self.book.reward(float(value))
+            self.book.reward(float(value), self._sequence_of(name))
+
+    def _sequence_of(self, reward: str) -> int:
+        """Returns the sequence of the player that a reward names, as in "1/game"; else -1."""
+        player, slash, _ = reward.partition("/")
+        return self._lines[player].sequence if slash and player in self._lines else -1
 
     def _start_clock(self) -> None:
         self.waits_since = time.monotonic()

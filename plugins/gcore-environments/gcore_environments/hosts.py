@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gcore_core.contract.errors import ConfigError
 from gcore_core.kits.calls import signal_at_end
 from gcore_environments import sandbox
 
@@ -29,6 +30,7 @@ KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PY
 #: Seconds that episodes have to close when all processes end.
 ENDS_WITHIN_S = 2.0
 _EXITS_WITHIN_S = 1.0  # after its standard output has ended
+_KILLS_WITHIN_S = 30.0  # of what killing the process does not reach
 _READ_BYTES = 1 << 20
 
 
@@ -133,7 +135,10 @@ class Host:
                 return
             self._is_killed = True
         if self._command.kill:
-            subprocess.run(self._command.kill, capture_output=True, check=False)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(
+                    self._command.kill, capture_output=True, check=False, timeout=_KILLS_WITHIN_S
+                )
         # The process is not waited for before, so the group's number is still its own.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -236,25 +241,30 @@ class Host:
         """Says how the process ended, which is left to be waited for."""
         if not self.has_ended(_EXITS_WITHIN_S):
             return "it closed its standard output"
+        before = "" if self.ready else " before it was ready; see what it printed in the log"
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         if ended is None or ended.si_code == os.CLD_EXITED:
-            return f"its process ended with exit code {ended.si_status if ended else '?'}"
-        return f"its process was killed by {signal.Signals(ended.si_status).name}"
+            code = ended.si_status if ended else "?"
+            return f"its process ended with exit code {code}{before}"
+        return f"its process was killed by {signal.Signals(ended.si_status).name}{before}"
 
 
 def _command(settings: HostSettings) -> sandbox.Command:
-    """Returns how a process is started. Raises sandbox.NoSandbox."""
+    """Returns how a process is started. Raises ConfigError where it cannot be confined."""
     variables = {name: os.environ[name] for name in KEPT if name in os.environ}
     # The order of sets is the same in each process, or a drawn episode could not be drawn again.
     variables = {"PYTHONHASHSEED": "0", **variables, **settings.variables}
-    return sandbox.command(
-        settings.sandbox,
-        python=settings.python,
-        environment=settings.environment,
-        directory=settings.directory,
-        variables=variables,
-        readable=settings.readable,
-    )
+    try:
+        return sandbox.command(
+            settings.sandbox,
+            python=settings.python,
+            environment=settings.environment,
+            directory=settings.directory,
+            variables=variables,
+            readable=settings.readable,
+        )
+    except sandbox.NoSandbox as error:
+        raise ConfigError(f"{error}.", where="environment.config.sandbox") from error
 
 
 class Hosts:
@@ -263,7 +273,8 @@ class Hosts:
     replies: what they say, as (host, message).
     restarts: how many were replaced.
 
-    Raises sandbox.NoSandbox, or OSError where the interpreter cannot be started.
+    Raises ConfigError where they cannot be confined, and OSError where their interpreter cannot be
+    started.
     """
 
     def __init__(self, settings: HostSettings) -> None:

@@ -21,6 +21,7 @@ import copy
 import hashlib
 import itertools
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from gcore_core.contract.errors import ConfigError, DataError
 from .contents import ContentEncoder
 from .parsers import Read, ToolParser, choose_parser
 from .templates import ASKED, Message, RefusedByTemplate, Template, call, checked
+
+log = logging.getLogger(__name__)
 
 History = Literal["strict", "keep"]
 
@@ -112,7 +115,7 @@ def make_renderer(
     parser: str = "auto",
     template_kwargs: Mapping[str, Any] = _NO_VARIABLES,
 ) -> Renderer:
-    """Makes a renderer for a model.
+    """Makes a renderer for a model, and logs what a job should know of its chat template.
 
     tokenizer: of transformers.
     end_ids: that end a turn of the policy.
@@ -130,9 +133,12 @@ def make_renderer(
         )
     if not tokenizer.chat_template:
         return PlainRenderer(tokenizer, end_ids, None if parser == "auto" else parser)
-    return TemplateRenderer(
+    renderer = TemplateRenderer(
         tokenizer, end_ids, history=history, parser=parser, template_kwargs=template_kwargs
     )
+    for warning in renderer.warnings():
+        log.warning("%s", warning)
+    return renderer
 
 
 def warnings_of(renderer: Renderer) -> list[str]:

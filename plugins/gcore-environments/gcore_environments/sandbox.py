@@ -119,8 +119,11 @@ def problem(sandbox: str, python: str = "") -> str:
     """Says why a sandbox is not to be had on this machine, and what to do; "" where it is.
 
     A process is started in it to find that out.
+    python: the environment's interpreter, whose version is looked at, too; "": this one.
     """
     try:
+        if python and sandbox != "docker":  # there it is the image's
+            _require_version(python)
         if sandbox == "docker":
             _require_docker()
         elif sandbox != "none":
@@ -129,6 +132,19 @@ def problem(sandbox: str, python: str = "") -> str:
     except NoSandbox as error:
         return str(error)
     return ""
+
+
+def _require_version(python: str) -> None:
+    """Raises NoSandbox where an interpreter is not there, or is too old for the host file."""
+    words = [python, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, timeout=_LOOKS_WITHIN_S, check=False, env={}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoSandbox(f"the interpreter {python} cannot be started: {error}") from error
+    if done.returncode:
+        raise NoSandbox(f"the interpreter {python} is not Python 3.11 or later; take one that is")
 
 
 def _try(made: Command) -> None:

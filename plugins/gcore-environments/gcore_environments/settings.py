@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +16,9 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
-    """An ``Environment`` or a ``Program`` of an author, and how long it may take."""
+class PlayConfig:
+    """How episodes are played, in whatever environment."""
 
-    environment: str
-    """The class: ``file.py:Class``, relative to the job file, or ``package.module:Class``."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """What the class is made with, as keywords."""
     python: str = ""
     """Interpreter of the environment, such as a virtual environment's. It needs nothing of G-Core.
     Empty: the generator's own.
@@ -54,14 +51,20 @@ class EnvironmentConfig:
     """How tool calls are read from what the policy says. auto: by the chat template."""
     sandbox: str = "none"
     """What its processes are confined by: none, confine or docker."""
+    readable: list[str] = field(default_factory=list)
+    """Absolute paths that a confined environment may read, next to its own modules and its
+    interpreter.
+    """
+    variables: list[str] = field(default_factory=list)
+    """Names of the generator's environment variables that its processes see, next to the few that
+    all see, such as PATH.
+    """
+
+    def made(self) -> tuple[str, Mapping[str, Any]]:
+        """Returns the environment's class, and what it is made with."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
-        place, _, name = self.environment.rpartition(":")
-        if not place or not name.isidentifier():
-            raise ConfigError(
-                f"must be file.py:Class or package.module:Class, is {self.environment!r}",
-                where="environment",
-            )
         for key in ("hosts", "turns"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"must be at least 1, is {getattr(self, key)}", where=key)
@@ -71,11 +74,40 @@ class EnvironmentConfig:
         for key in ("turn_s", "start_s"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"must be above 0, is {getattr(self, key)}", where=key)
+        _require_absolute(self.readable)
         for key, choices in _CHOICES.items():
             if getattr(self, key) not in choices:
                 raise ConfigError(
                     f"must be one of {', '.join(choices)}, is {getattr(self, key)!r}", where=key
                 )
+
+
+def _require_absolute(paths: list[str]) -> None:
+    for path in paths:
+        if not path.startswith("/") or ".." in path.split("/") or path == "/":
+            raise ConfigError(f"must be absolute and not the root, is {path!r}", where="readable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig(PlayConfig):
+    """An ``Environment`` or a ``Program`` of an author, and how long it may take."""
+
+    environment: str
+    """The class: ``file.py:Class``, relative to the job file, or ``package.module:Class``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What the class is made with, as keywords."""
+
+    def __post_init__(self) -> None:
+        place, _, name = self.environment.rpartition(":")
+        if not place or not name.isidentifier():
+            raise ConfigError(
+                f"must be file.py:Class or package.module:Class, is {self.environment!r}",
+                where="environment",
+            )
+        super().__post_init__()
+
+    def made(self) -> tuple[str, Mapping[str, Any]]:
+        return self.environment, self.config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 from gcore_environments import sandbox
+from gcore_environments.checks import host_problems
 from gcore_environments.hosts import Host, Hosts, HostSettings
+
+from gcore_core.contract.errors import ConfigError
 
 pytestmark = pytest.mark.rest
 
@@ -390,7 +393,7 @@ def test_open_episodes_are_closed_when_all_hosts_end(start: Started, tmp_path: P
     assert {file.name for file in tmp_path.glob("closed.*")} == {f"closed.{i}" for i in range(4)}
 
 
-@pytest.mark.parametrize("does", ["wait", "loop", "hold"])
+@pytest.mark.parametrize("does", ["wait", "loop", "hold", "stop"])
 def test_a_host_ends_when_its_parent_is_killed(tmp_path: Path, does: str) -> None:
     program = f"""
 import sys
@@ -570,6 +573,18 @@ def test_a_host_sees_no_variable_of_the_run(
         assert b"hush" not in Path(f"/proc/{parent.host.process.pid}/{process}").read_bytes()
 
 
+def test_a_host_has_no_file_of_its_parent_open(start: Started, job: Path) -> None:
+    """Not even one that the parent's children would inherit."""
+    with (job / "runs/one/secret").open() as file:
+        os.set_inheritable(file.fileno(), True)
+        parent = start()
+        folder = Path(f"/proc/{parent.host.process.pid}/fd")
+        opened = [os.readlink(entry) for entry in folder.iterdir()]
+    assert not [path for path in opened if path.startswith(str(job))]
+    # its messages in and out, the lifeline and the loop's own; standard error is the parent's
+    assert len(opened) < 12
+
+
 def test_a_confined_host_sees_neither_network_nor_files_of_the_run(
     start: Started, job: Path, listener: tuple[str, int]
 ) -> None:
@@ -630,11 +645,35 @@ def test_a_sandbox_that_is_not_to_be_had_is_an_error_before_anything_starts(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert "there is no docker here" in sandbox.problem("docker")
-    with pytest.raises(sandbox.NoSandbox, match="there is no docker here"):
+    with pytest.raises(ConfigError, match="there is no docker here"):
         Hosts(HostSettings(environment=f"{FILE}:Unruly", sandbox="docker"))
     assert sandbox.problem("none") == ""
     assert "there is no sandbox 'jail'; take one of: none" in sandbox.problem("jail")
-    assert "there is no interpreter /no/python" in sandbox.problem("confine", "/no/python")
+    for name in ("none", "confine"):
+        assert "interpreter /no/python cannot be started" in sandbox.problem(name, "/no/python")
+
+
+def test_the_check_of_a_job_names_what_cannot_be_had_on_this_machine() -> None:
+    def told(here: bool = True, use: str = "environments", **config: str) -> list[str]:
+        return list(host_problems({"environment": {"use": use, "config": config}}, here))
+
+    (problem,) = told(python="/no/python")
+    assert problem.startswith("environment.config: the interpreter /no/python cannot be started")
+    assert told(here=False, python="/no/python") == told(use="mine", python="/no/python") == []
+    (problem,) = told(environment=f"{FILE.parent}/unrly.py:Unruly")
+    assert f"no such file: {FILE.parent}/unrly.py (did you mean 'unruly.py'?)" in problem
+    assert told() == told(sandbox="none") == list(host_problems({"environment": None}, True)) == []
+
+
+def test_an_interpreter_that_is_too_old_is_an_error_before_anything_starts(
+    start: Started, tmp_path: Path
+) -> None:
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\nexit 2\n")
+    old.chmod(0o755)
+    assert f"{old} is not Python 3.11 or later" in sandbox.problem("none", str(old))
+    said = start(python=str(old), ready=False).hear()["error"]
+    assert said.startswith("its process ended with exit code 2 before it was ready")
 
 
 def test_a_container_is_started_without_network_or_rights_and_is_ended_by_its_name(

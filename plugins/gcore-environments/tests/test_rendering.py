@@ -123,7 +123,9 @@ def test_thoughts_of_an_earlier_turn_are_a_fork_once_the_user_asks_again() -> No
     assert made.renderer.bridge(ids, [QUESTION]) is None
 
 
-def test_a_template_that_does_not_begin_an_answer_has_no_bridge() -> None:
+def test_a_template_that_does_not_begin_an_answer_has_no_bridge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tokenizer = byte_tokenizer(DEAF, ["<|im_start|>", "<|im_end|>"])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     renderer = make_renderer(tokenizer, [end])
@@ -131,6 +133,7 @@ def test_a_template_that_does_not_begin_an_answer_has_no_bridge() -> None:
     assert renderer.bridge(ids, [QUESTION]) is None
     (warning,) = warnings_of(renderer)
     assert "ignores add_generation_prompt" in warning
+    assert warning in caplog.text
 
 
 def test_a_template_that_counts_turns_has_no_bridge() -> None:

@@ -79,6 +79,11 @@ class Unruly:
         self._mark("holds")
         ctypes.PyDLL(None).pause()
 
+    async def stop(self) -> None:
+        """Stops the process, as a debugger does."""
+        self._mark("stops")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     async def fail(self) -> None:
         raise LookupError("no such move: ünmöglich")
 

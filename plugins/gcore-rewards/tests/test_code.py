@@ -511,7 +511,7 @@ def _as_nobody(place: Path) -> None:
         "shows_errors": False,
         "base": str(base),
     }
-    settings |= {**LIMITS, "cpu_s": 4}
+    settings |= {**LIMITS, "cpu_s": 4, "open_files": 64, "options": ["-I", "-B"]}
     done = subprocess.run(
         [PLAIN_PYTHON, "-I", program, json.dumps(settings)],
         capture_output=True,
