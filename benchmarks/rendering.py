@@ -246,6 +246,7 @@ class Attacks:
 def attack(family: Family, count: int, found: Attacks) -> None:
     renderer = family.renderer("keep")
     special = set(family.tokenizer.all_special_ids) | set(family.tokenizer.added_tokens_decoder)
+    harmless_counts: dict[tuple[bool, bool], int] = {}  # what the policy says changes none
     for seed in range(count):
         chance = random.Random(f"{seed} {family.name}")
         messages: list[Any] = [
@@ -266,13 +267,14 @@ def attack(family: Family, count: int, found: Attacks) -> None:
             bridge = renderer.bridge(before, new, [ADDER])
             found.bridge_s += time.perf_counter() - began_s
             found.turns += 1
-            other = renderer.bridge(before, [{**m, "content": "x"} for m in new], [ADDER])
-            if bridge is None or other is None:
+            if bridge is None:
                 found.declined += 1
                 break
-            found.forged += abs(
-                sum(i in special for i in bridge.ids) - sum(i in special for i in other.ids)
-            )
+            kind = as_user, bool(end)
+            if kind not in harmless_counts:
+                other = renderer.bridge(before, [{**m, "content": "x"} for m in new], [ADDER])
+                harmless_counts[kind] = sum(i in special for i in other.ids) if other else -1
+            found.forged += abs(sum(i in special for i in bridge.ids) - harmless_counts[kind])
             ids = before[: len(before) - bridge.drop] + bridge.ids
             length = len(kept) - bridge.drop
             found.changed += before != kept or ids[:length] != kept[:length]

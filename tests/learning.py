@@ -55,6 +55,7 @@ BARS = {
         least=0.95,
         seeds=(*POLICY_SEEDS, "roles.judge.model.make.config.seed"),
     ),
+    "agent": Bar(metric="greedy/right", least=0.9, seeds=POLICY_SEEDS),
     "calculator": Bar(metric="greedy/right", least=0.9, seeds=POLICY_SEEDS),
     "calculator_async": Bar(metric="greedy/right", least=0.9, seeds=POLICY_SEEDS),
     "digits": Bar(

@@ -25,6 +25,7 @@ RECIPES = {
     "quickstart": ("algorithms", "sentinel", "torch"),
     "judge": ("algorithms", "placement", "rewards", "sentinel", "torch"),
     "digits": ("algorithms", "diffusion", "rewards"),
+    "agent": ("algorithms", "environments", "report", "sentinel", "torch"),
     "calculator": ("algorithms", "environments", "report", "sentinel", "torch"),
     "calculator_async": ("algorithms", "async", "environments", "report", "sentinel", "torch"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
@@ -47,7 +48,8 @@ def learning(recipe: str, names: tuple[str, ...], seed: int) -> Part:
     """Returns the training of a recipe to its end. names: of the distributions of its run."""
     real = "/" in recipe  # in folders are real models, which share code
     own = f"recipes/{recipe.partition('_')[0]}*"  # calculator_async has the calculator's files
-    files = ("recipes/smollm2",) if real else (own, "recipes/quickstart")
+    task = "recipes/calculator" if recipe == "agent" else "recipes/quickstart"
+    files = ("recipes/smollm2",) if real else (own, task, "recipes/quickstart")
     return Part(
         name=f"learns-{recipe.replace('/', '-')}-{seed}",
         budget_min=15 if real else 5,

@@ -26,7 +26,7 @@ from tests.parts import CODE, Part  # noqa: E402
 RECIPES = ROOT / "recipes"
 STEPS = 2
 #: Recipes with small models of their own, which `tox run -e nightly` trains to their ends.
-TOYS = ("calculator", "calculator_async", "digits", "judge", "quickstart")
+TOYS = ("agent", "calculator", "calculator_async", "digits", "judge", "quickstart")
 NAMES = tuple(sorted(file.stem for file in RECIPES.glob("*.yaml") if file.stem not in TOYS))
 PARTS = tuple(
     Part(

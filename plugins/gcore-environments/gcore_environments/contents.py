@@ -178,7 +178,7 @@ class ContentEncoder:
 
     def _is_hidden(self, value: str, finder: _Finder) -> bool:
         """Whether the tokenizer makes the text of a special token out of another, as ＜ is <."""
-        if self._normalizer is None or value.isascii():
+        if self._normalizer is None:
             return False
         return finder.pattern.search(self._normalizer.normalize_str(value)) is not None
 

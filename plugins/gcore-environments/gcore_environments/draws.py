@@ -162,7 +162,7 @@ class EpisodeDraws:
         if message.get("ready"):
             self._ready(host)
         elif message.get("lost"):
-            self._ended(host, str(message.get("error") or ""))
+            self._ended(host, str(message.get("error") or ""), bool(message.get("fatal")))
         elif "late" in message:
             self._told_who(host, message.get("current"))
         else:
@@ -307,11 +307,14 @@ class EpisodeDraws:
             self._finish(guilty, FAILED, reason)
             self._lost(host, "")
 
-    def _ended(self, host: Host, error: str) -> None:
-        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins."""
+    def _ended(self, host: Host, error: str, fatal: bool = False) -> None:
+        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins.
+
+        fatal: whether any other would end for the same reason.
+        """
         if not host.ready:
             self._starts_failed += 1
-            if self._starts_failed > self._config.retries:
+            if fatal or self._starts_failed > self._config.retries:
                 raise WorkerError(
                     f"the environment {self._config.made()[0]} does not start.",
                     where="environment.config",

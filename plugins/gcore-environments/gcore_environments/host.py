@@ -44,6 +44,7 @@ import sys
 import threading
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
@@ -53,6 +54,9 @@ CLOSES_WITHIN_S = 10.0
 #: Who alone runs in the loop for so long, when who is asked, holds it.
 HOLDS_S = 0.5
 _LOOKS_EVERY_S = 0.02
+#: Threads that ``asyncio.to_thread`` may use at once, each begun when it is needed. An agent that
+#: blocks has one for its whole life, and with fewer than episodes some would wait for others.
+_MOST_THREADS = 1024
 _TRACE_CHARACTERS = 4000
 #: What an environment's code may raise; a task that catches less would end this process.
 _RAISED = (Exception, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
@@ -369,6 +373,7 @@ class Host:
         """Plays episodes until it is told to end."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_task_factory(self._task)
+        self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
         self._ended = asyncio.Event()
         threading.Thread(target=self._read, daemon=True, name="messages").start()
         self.output.send(ready=True, program=self.is_program)

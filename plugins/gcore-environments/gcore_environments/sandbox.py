@@ -108,6 +108,8 @@ def own_files(environment: str, directory: str) -> list[str]:
     keep its files.
     """
     place = environment.rpartition(":")[0]
+    if place.startswith("gcore_environments."):
+        return [str(HERE / "adapters")]
     folder = Path(place).absolute().parent if place.endswith(".py") else Path(directory or ".")
     if not place.endswith(".py") and not directory:
         return []

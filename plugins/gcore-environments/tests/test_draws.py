@@ -293,6 +293,7 @@ def test_an_environment_that_never_starts_is_an_error_that_says_why(
     with pytest.raises(WorkerError, match="does not start") as raised:
         play(draws, [request(0)])
     assert "no_such_module_at_all" in str(raised.value)
+    assert draws._hosts.restarts == 0  # the next one would not start, either
 
 
 def test_a_process_that_ends_at_its_first_import_is_started_again(

@@ -166,6 +166,22 @@ def test_a_program_gets_the_endpoint_and_gives_rewards(start: Started) -> None:
     assert "Asking.run: rewards must be a dict" in parent.hear()["error"]
 
 
+def test_a_hundred_agents_that_block_are_played_at_once(start: Started, tmp_path: Path) -> None:
+    """Each waits in its thread until all others are there, too."""
+    (tmp_path / "blocking.py").write_text(
+        "import asyncio, threading\n"
+        "MEETING = threading.Barrier(100, timeout=30)\n"
+        "class Agent:\n"
+        "    async def run(self, row, seed, endpoint):\n"
+        "        await asyncio.to_thread(MEETING.wait)\n"
+        "        return {'met': 1.0}\n"
+    )
+    parent = start("blocking.py:Agent", environment=f"{tmp_path}/blocking.py:Agent")
+    for ordinal in range(100):
+        parent.open(ordinal)
+    assert all(parent.hear()["rewards"] == {"met": 1.0} for _ in range(100))
+
+
 def test_what_an_environment_prints_is_no_message(
     start: Started, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -492,6 +508,17 @@ def test_a_module_of_the_job_s_folder_may_be_named(start: Started, tmp_path: Pat
     parent = start(environment="games.one:Unruly", directory=str(tmp_path))
     parent.open()
     assert parent.hear()["id"] == [1, 0]
+
+
+def test_a_module_below_the_words_is_found_without_being_installed(start: Started) -> None:
+    parent = start(environment="gcore_environments.words:Tools")
+    parent.open(prompt="hello")
+    assert parent.hear()["messages"] == [{"role": "user", "content": "hello"}]
+
+
+def test_a_confined_adapter_sees_the_adapters() -> None:
+    shown = sandbox.own_files("gcore_environments.adapters.gymnasium:Gymnasium", "")
+    assert shown == [str(sandbox.HERE / "adapters")]
 
 
 def test_a_file_finds_what_lies_next_to_it_and_may_have_any_name(

@@ -283,7 +283,7 @@ class PromptEncoder:
         unknown = [request.prompt for request in requests if request.ids is None]
         encoded = iter(self.encode(unknown))
         return [
-            next(encoded) if request.ids is None else np.array(request.ids, np.int32)
+            next(encoded) if request.ids is None else _given(request, request.ids)
             for request in requests
         ]
 
@@ -291,6 +291,13 @@ class PromptEncoder:
         """Logs why a prompt cannot be answered, since a record has room for the beginning alone."""
         path = self._tokenizer.name_or_path
         log.warning("row %d cannot be answered by %s: %s", prompt.row, path, reason)
+
+
+def _given(request: SampleRequest, ids: np.ndarray) -> np.ndarray | Unreadable:
+    """Returns the tokens that a request gives; images have no places among them."""
+    if request.images or request.prompt.images:
+        return Unreadable("it shows images, and its tokens are given")
+    return np.array(ids, np.int32)
 
 
 def reason_against(ids: np.ndarray | Unreadable, context_length: int) -> str:

@@ -253,3 +253,16 @@ def test_a_limit_of_a_request_never_widens_that_of_the_settings(most: int, allow
 def test_stops_of_a_request_come_beside_those_of_the_settings() -> None:
     assert stops_of(asked(0, stop=("b", "")), ["a"]) == ["a", "b"]
     assert stops_of(asked(0), []) == []
+
+
+def test_given_tokens_of_a_prompt_with_images_fail_alone(directory: Path) -> None:
+    encoder = PromptEncoder(loaded(directory), [END])
+    shows = Prompt(row=0, text="1", images=["a.png"])
+    requests = [
+        SampleRequest(ordinal=0, sample=0, seed=1, prompt=shows, ids=np.full(3, 5)),
+        asked(1),
+    ]
+    fitting, failed = encoder.fitting(requests, context_length=50, version=0)
+    assert [request.ordinal for request, _, _ in fitting] == [1]
+    (record,) = failed
+    assert record.reason == "prompt_unreadable: it shows images, and its tokens are given"
