@@ -73,6 +73,9 @@ class Objective(Protocol):
         group int64[A]: the group of each action, 0..G-1. An objective that requires it gets whole
             groups: all records of a prompt are in one micro-batch, on one rank
         sample int64[A]: number of the action's record in its group, as in ``Header.sample``
+    and, where a record has several sequences (column ``sequences``), of which each is a row with a
+    number of its own in ``record``:
+        rows int64[A]: how many rows the action's record has, by which a mean over records divides
     ``current`` has, each with a gradient:
         logp float32[A]: log-prob under the weights that are being trained
         entropy float32[A]: only if required
@@ -116,8 +119,8 @@ class Objective(Protocol):
         """Returns the weight_sum that ``loss`` will give, 0-d, before there are new log-probs.
 
         A trainer calls it first, so that it can divide each micro-batch's loss by the whole
-        update's weight. It may read record, mask, advantage and rollout_logp, and group and sample
-        where they are required; it depends on masks and lengths alone.
+        update's weight. It may read record, rows, mask, advantage and rollout_logp, and group and
+        sample where they are required; it depends on masks and lengths alone.
         """
 
 

@@ -19,6 +19,8 @@ Columns of one record whose actions are tokens (P prompt tokens, A actions):
     version      int32[A]    of a record that more than one version of the weights sampled: the version that sampled
                              each action. Absent: it is ``Header.versions[0]`` for all of them. Written by generators
                              that claim ``midway_weights``
+    sequences    int32[S, 3] of an episode in which a policy read several: how its actions are divided into them, see
+                             docs/reference/contract.md. Absent: they are one sequence
 
 The forms that a record has on its way, each named by (ordinal, sample):
 
@@ -158,6 +160,7 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     receipt: of its rewards, summed over the scorers that gave them.
     stamp: of the weights that its generator held when it ended; 0 where that is not known.
     replica: number of the generator's replica that sampled it.
+    n_given: how many of its actions no policy sampled, since their ``action_mask`` is 0.
     """
 
     ordinal: int
@@ -182,11 +185,17 @@ class Header(msgspec.Struct, array_like=True, gc=False):
     receipt: int = 0
     stamp: int = 0
     replica: int = 0
+    n_given: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
         """(ordinal, sample), by which the training batch is ordered."""
         return self.ordinal, self.sample
+
+    @property
+    def n_sampled(self) -> int:
+        """How long the answer is that the policy gave, without what it was given on the way."""
+        return self.n_actions - self.n_given
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):

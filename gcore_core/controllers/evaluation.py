@@ -118,7 +118,7 @@ class RewardEvaluation:
             if header.status == FAILED or has_failed_reward(header):
                 evaluated.failed[round_.purpose] += 1
             if header.status != FAILED:
-                add(LENGTH, header.n_actions)
+                add(LENGTH, header.n_sampled)
             for name, value in header.rewards.items():
                 add(_REWARD_LENGTH if name == LENGTH else name, value)
             if header.row < facts.evaluation.show:

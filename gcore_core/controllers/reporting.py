@@ -69,7 +69,7 @@ class Reporting:
         before = self._before
         self._before = replace(self._context.traffic)
         sums: Sums = {
-            "length": (float(sum(h.n_actions for h in records)), n),
+            "length": (float(sum(h.n_sampled for h in records)), n),
             "truncated_share": (float(sum(h.status == TRUNCATED for h in records)), n),
             "controller/bytes_per_record": (float(self._before.nbytes - before.nbytes), n),
         }

@@ -115,7 +115,7 @@ def group_scalars(
     named = named_rewards(group, weighings, totals)
     return GroupScalars(
         rewards=weighted_sum(group, named, weighings),
-        lengths=np.array([header.n_actions for header in group], np.int64),
+        lengths=np.array([header.n_sampled for header in group], np.int64),
         named=named,
         weights={name: weighings[name].weight for name in named},
     )

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from gcore_core.contract.columns import SEQUENCES, VERSION, version_problem
 from gcore_core.contract.errors import ContractError, RecordMismatch
 from gcore_core.contract.generator import Finished
@@ -258,6 +260,7 @@ def _header(record: Finished, digest: int | None = None) -> Header:
     """
     request = record.request
     columns = record.columns
+    mask = columns.get("action_mask", np.zeros(0, np.uint8))
     row_digest = prompt_digest(request.prompt) if digest is None else digest
     return Header(
         ordinal=request.ordinal,
@@ -267,7 +270,8 @@ def _header(record: Finished, digest: int | None = None) -> Header:
         attempt=request.attempt,
         versions=record.versions,
         n_prompt=columns["prompt_ids"].size if "prompt_ids" in columns else 0,
-        n_actions=columns["action_mask"].size if "action_mask" in columns else 0,
+        n_actions=mask.size,
+        n_given=int((mask == 0).sum()),
         status=record.status,
         reason=short_reason(record.reason),
         cost=record.cost,

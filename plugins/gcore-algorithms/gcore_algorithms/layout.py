@@ -27,11 +27,14 @@ class Records:
 
     index: int64[A], the record of each action, counted from 0.
     like: a tensor that gives dtype and device.
+    rows: int64[A], the column ``rows``: how many rows each action's record was cut into. Each row
+        has a number of its own in ``index``. None: no record was cut.
     """
 
-    def __init__(self, index: Tensor, like: Tensor) -> None:
+    def __init__(self, index: Tensor, like: Tensor, rows: Tensor | None = None) -> None:
         self.index = index
         self._like = like
+        self._rows = rows
 
     @cached_property
     def _zeros(self) -> Tensor:
@@ -46,6 +49,25 @@ class Records:
     def lengths(self) -> Tensor:
         """How many trained actions each record has, float[R]."""
         return self.sums(self._like.new_ones(self.index.numel()))
+
+    @property
+    def count(self) -> Tensor:
+        """How many records have trained actions, 0-d; each of a record's n rows counts 1 / n.
+
+        Where rows are counted it is float64: a third three times is 1.
+        """
+        if self._rows is None:
+            return self.lengths.count_nonzero().to(self.lengths.dtype)
+        shares = self._rows.double().reciprocal()
+        return self._zeros.double().index_copy(0, self.index, shares).sum()
+
+    def means(self, values: Tensor) -> Tensor:
+        """Returns float[A], ``values`` float[A] over the number of their record's actions.
+
+        Of a record that was cut into n rows each row gets a mean of its own, and 1 / n of it.
+        """
+        means = values / self.spread(self.lengths)
+        return means if self._rows is None else means / self._rows
 
     def sums(self, values: Tensor) -> Tensor:
         """Returns float[R], each record's sum of ``values`` float[A]."""

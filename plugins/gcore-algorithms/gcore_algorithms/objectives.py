@@ -128,7 +128,7 @@ class PolicyObjective(ABC):
         if self._interpolates:
             before = interpolated_logp(columns["age"], before, logp)
         log_ratio = logp - before
-        records = Records(columns["record"], like=logp)
+        records = Records(columns["record"], like=logp, rows=columns.get("rows"))
         surrogate = self.surrogate(
             Actions(logp=logp, log_ratio=log_ratio, advantage=columns["advantage"], records=records)
         )
@@ -171,8 +171,10 @@ class PolicyObjective(ABC):
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the normaliser that ``loss`` returns, 0-d, without a forward pass."""
         # rollout_logp only gives dtype and device
-        trained = keep_trained(columns["mask"], columns, ("record", "rollout_logp"))
-        return self._weight(Records(trained["record"], like=trained["rollout_logp"]))
+        names = {"record", "rollout_logp", "rows"} & columns.keys()
+        trained = keep_trained(columns["mask"], columns, names)
+        like = trained["rollout_logp"]
+        return self._weight(Records(trained["record"], like=like, rows=trained.get("rows")))
 
     def _trained(
         self, columns: Mapping[str, Tensor], current: Mapping[str, Tensor]
@@ -181,8 +183,7 @@ class PolicyObjective(ABC):
         names = {"record", "advantage", self._before} | (self.requires & {"age"})
         if self._corrects or self._masks_stale:
             names.add("rollout_logp")
-        if "ref_logp" in columns:
-            names.add("ref_logp")
+        names |= {"ref_logp", "rows"} & columns.keys()
         outputs = ("logp", "entropy") if "entropy" in current else ("logp",)
         return keep_trained(columns["mask"], columns, names), keep_trained(
             columns["mask"], current, outputs
@@ -211,7 +212,7 @@ class PolicyObjective(ABC):
         Under ``normalise: sequence`` every record counts alike: its actions share a weight of 1.
         """
         if self._config.normalise == "sequence":
-            loss = loss / records.spread(records.lengths)
+            loss = records.means(loss)
         return loss.sum()
 
     def _weight(self, records: Records) -> Tensor:
@@ -223,10 +224,9 @@ class PolicyObjective(ABC):
         """
         if self._config.normalise == "token":
             return records.actions
-        trained = records.lengths.count_nonzero().to(records.lengths.dtype)
         if self._config.normalise == "sequence":
-            return trained
-        return trained * self._config.constant_length
+            return records.count
+        return records.count * self._config.constant_length
 
 
 class PpoClip(PolicyObjective):

@@ -24,8 +24,11 @@ class Overlong:
         self._soft_actions = config.soft_actions
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
-        """Scores every record; masked actions count too, since they take room."""
-        return [Score(value=self._penalty(len(record.columns["logp"]))) for record in records]
+        """Scores every record by what the policy said; what it was given does not count."""
+        return [
+            Score(value=self._penalty(int(np.count_nonzero(record.columns["action_mask"]))))
+            for record in records
+        ]
 
     def _penalty(self, actions: int) -> float:
         over = actions - self._free_actions

@@ -22,7 +22,7 @@ def record_of(actions: int) -> ScoredRecord:
         prompt=Prompt(row=0, text="a question"),
         text="",
         status=FINISHED,
-        columns={"logp": np.zeros(actions, np.float32)},
+        columns={"logp": np.zeros(actions, np.float32), "action_mask": np.ones(actions, np.uint8)},
     )
 
 
@@ -41,6 +41,14 @@ def test_the_penalty_is_equation_13_of_the_paper(longest: int, cache: int) -> No
     scores = Overlong(config, WorkerContext(role="scorer")).score([record_of(n) for n in lengths])
     assert {score.status for score in scores} == {OK}
     assert [score.value for score in scores] == [equation_13(n, longest, cache) for n in lengths]
+
+
+def test_what_the_policy_was_given_does_not_make_its_answer_longer() -> None:
+    record = record_of(20)
+    record.columns["action_mask"][:18] = 0  # type: ignore[index]
+    config = OverlongConfig(max_actions=20, soft_actions=5)
+    (score,) = Overlong(config, WorkerContext(role="scorer")).score([record])
+    assert score.value == 0
 
 
 @pytest.mark.parametrize("soft_actions", [0, -1, 21])

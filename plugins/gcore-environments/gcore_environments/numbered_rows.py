@@ -34,5 +34,7 @@ class Numbers:
         return self._config.rows
 
     def __getitem__(self, row: int) -> Prompt:
+        if not 0 <= row < len(self):
+            raise IndexError(f"there are rows 0 to {len(self) - 1}, and {row} was asked for")
         number = self._config.begin + row
         return Prompt(row=row, text=str(number), fields={"number": number})

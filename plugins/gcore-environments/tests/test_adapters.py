@@ -16,6 +16,7 @@ import pytest
 from gcore_environments import adapter_settings as settings
 from gcore_environments.hosts import Hosts, HostSettings
 from gcore_environments.numbered_rows import Numbers, NumbersConfig
+from gcore_testing import DatasetContract
 from omegaconf import OmegaConf
 
 from gcore_core.contract.errors import ConfigError
@@ -31,6 +32,14 @@ CONFIGS: list[Any] = [
     settings.OpenEnvConfig(cls="a:B", action="a:C"),
     settings.OpenEnvConfig(base_url="http://127.0.0.1:1"),
 ]
+
+
+class TestNumbers(DatasetContract):
+    provider = "environments/numbers"
+
+    @pytest.fixture
+    def dataset(self) -> Any:
+        return self.build(rows=5, begin=40)
 
 
 def names_of(config: Any) -> str:

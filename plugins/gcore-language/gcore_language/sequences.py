@@ -103,18 +103,24 @@ def trained_rows(columns: Columns) -> list[Row]:
 def join(columns: Columns, rows: Sequence[Row], values: Sequence[np.ndarray]) -> np.ndarray:
     """Returns what was computed of a record's rows as one column of the record.
 
-    Where the record has the column ``sequences`` it is 0 at given actions, and those of no row.
+    Actions of no row get 0.
 
     columns: of the record.
     values: [A, ...] of each row, with A its actions.
     """
-    if SEQUENCES not in columns:
+    if len(rows) == 1 and rows[0].columns is columns:
         return values[0]
     joined = np.zeros((len(columns["action_ids"]), *values[0].shape[1:]), values[0].dtype)
     for row, own in zip(rows, values, strict=True):
         joined[row.begin : row.end] = own
-    joined[columns["action_mask"] == 0] = 0
     return joined
+
+
+def sampled_alone(columns: Columns, logp: np.ndarray) -> np.ndarray:
+    """Returns log-probs, or entropies, with 0 at given actions of a record that says sequences."""
+    if SEQUENCES not in columns:
+        return logp
+    return np.where(columns["action_mask"] != 0, logp, np.zeros_like(logp))
 
 
 def by_rows(
@@ -127,7 +133,7 @@ def by_rows(
     rows = [cut(record) for record in records]
     scored = iter(score([row.columns for own in rows for row in own]))
     return [
-        join(record, own, [next(scored) for _ in own])
+        sampled_alone(record, join(record, own, [next(scored) for _ in own]))
         for record, own in zip(records, rows, strict=True)
     ]
 

@@ -30,12 +30,13 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.trainer import TrainRecord
 from gcore_language import flat
 from gcore_language.action_advantages import per_action
+from gcore_language.cut_records import CutRecords
 from gcore_language.models import new_head
 from gcore_language.packing import Batch
 from gcore_language.policy import Entropy, Policy
 from gcore_language.shared_settings import ValueHeadSettings
 from gcore_language.training import LanguageTrainer, _Prepared
-from gcore_language.value_training import NEXT_VALUES, VALUES, explained_variance
+from gcore_language.value_training import VALUES, explained_variance, values_of_actions
 from gcore_language.values import by_record, with_end
 
 
@@ -166,9 +167,11 @@ class SharedValues(LanguageTrainer):
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
     ) -> list[dict[str, float]]:
         """Gives records their values, then does what ``LanguageTrainer.prepare`` does."""
+        cut = CutRecords.of(records)
+        columns = values_of_actions(cut, self.values(cut.rows))
         with_values = [
-            replace(record, columns={**record.columns, VALUES: own[:-1], NEXT_VALUES: own[1:]})
-            for record, own in zip(records, self.values(records), strict=True)
+            replace(record, columns={**record.columns, **own})
+            for record, own in zip(records, columns, strict=True)
         ]
         return super().prepare(with_values, scalars)
 
@@ -189,15 +192,16 @@ class SharedValues(LanguageTrainer):
         self, prepared: _Prepared, numbers: np.ndarray
     ) -> np.ndarray | Sequence[np.ndarray]:
         """Adds the columns ``advantage``, ``returns`` and ``old_values``."""
-        records = prepared.records
+        cut = prepared.cut
         ranks = self._engine.ranks
-        computed = per_action(self._context.parts["advantage"], records, numbers, ranks)
-        self._give_by_action(prepared, "advantage", computed.advantages)
-        self._give_by_action(prepared, "returns", computed.returns)
-        self._give_by_action(prepared, "old_values", [r.columns[VALUES] for r in records])
-        explained = explained_variance(records, computed.returns, ranks)
+        computed = per_action(self._context.parts["advantage"], cut.given, numbers, ranks)
+        of_rows = cut.cut(computed.advantages)
+        self._give_by_action(prepared, "advantage", of_rows)
+        self._give_by_action(prepared, "returns", cut.cut(computed.returns))
+        self._give_by_action(prepared, "old_values", [r.columns[VALUES] for r in prepared.records])
+        explained = explained_variance(cut.given, computed.returns, ranks)
         self._explained = {"explained_variance": explained}
-        return computed.advantages
+        return of_rows
 
     def _accumulate(self, part: Sequence[Batch | None], loss: Callable[..., Tensor]) -> None:
         """Takes the values out of what the engine has computed, and then does as ever."""

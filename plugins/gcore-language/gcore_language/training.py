@@ -23,6 +23,7 @@ added when they are known:
 
     column      is                              computed in
     ref_logp    log-probs of the reference      ``prepare``, unless another role has given them
+    rows        of how many rows its record is  ``prepare``, where a record has several sequences
     advantage   what ``train`` gets             ``train``
     fresh       sampled under these weights?    ``train``
     age         by how many versions older      ``train``, where the objective requires it
@@ -67,6 +68,7 @@ from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_language import objective_state
 from gcore_language.action_advantages import per_action
 from gcore_language.at_start import AtStart
+from gcore_language.cut_records import CutRecords
 from gcore_language.device_clock import DeviceClock
 from gcore_language.exported import NamesExports, diagnose_export
 from gcore_language.host_memory import return_free_pages
@@ -99,6 +101,7 @@ from gcore_language.resplit import (
     check_same,
 )
 from gcore_language.schedule import rate_at
+from gcore_language.sequences import by_rows
 from gcore_language.settings import TrainerSettings
 from gcore_language.update_checks import (
     Direction,
@@ -262,14 +265,17 @@ class _Prepared:
     A record's *place* is its number in ``records``; ``Batch.index`` has the places of a batch's
     records.
 
-    records: this rank's, in the order of ``prepare``.
+    cut: this rank's records, in the order of ``prepare``, and their rows.
+    records: these rows. The training program packs, trains and checks rows; records that came as
+        one sequence are rows as they are.
     minibatches: the micro-batches of each minibatch, filled up with None until every rank has the
         same number of them.
     has_old_logp: whether all micro-batches have the column ``old_logp``.
-    advantages: float64[records], once ``train`` has them; where they are computed for each action,
-        a float64[A] for each record.
+    advantages: float64[rows], once ``train`` has them; where they are computed for each action,
+        a float64[A] for each row.
     """
 
+    cut: CutRecords
     records: Sequence[TrainRecord]
     minibatches: list[list[Batch | None]]
     has_old_logp: bool = False
@@ -363,6 +369,7 @@ class LanguageTrainer:
         self._changed = False  # the same of this process
         self._trained_steps = 0  # by this process
         self._at_start = AtStart()
+        self._cut = CutRecords.of([])  # the records that the step began with
 
     def _wanted(self) -> frozenset[str]:
         """Returns the columns of other roles that batches get where they are there."""
@@ -512,11 +519,17 @@ class LanguageTrainer:
         ]
 
     def _packed(self, records: Sequence[TrainRecord]) -> _Prepared:
-        """Packs the records, with the columns that other roles gave them."""
-        batches = self._in_minibatches(records)
+        """Packs the records' rows, with the columns that other roles gave them."""
+        return self._packed_rows(CutRecords.of(records))
+
+    def _packed_rows(self, cut: CutRecords) -> _Prepared:
+        batches = self._in_minibatches(cut.rows)
         for batch in filter(None, (batch for part in batches for batch in part)):
-            self._attach_supplied(batch, records)
-        return _Prepared(records=records, minibatches=batches)
+            self._attach_supplied(batch, cut.rows)
+            if cut.has_several:
+                counts = torch.from_numpy(cut.counts()[batch.index]).to(self._engine.device)
+                batch.columns["rows"] = counts[batch.columns["record"]]
+        return _Prepared(cut=cut, records=cut.rows, minibatches=batches)
 
     def _in_minibatches(self, records: Sequence[TrainRecord]) -> list[list[Batch | None]]:
         """Packs the records so that all ranks have equally many minibatches and micro-batches.
@@ -597,8 +610,8 @@ class LanguageTrainer:
         with, or when an update that is looked at fails a check (see ``resplit_every``).
         """
         prepared = self._prepared
-        if prepared is None or len(advantages) != len(prepared.records):
-            count = "none" if prepared is None else str(len(prepared.records))
+        if prepared is None or len(advantages) != len(prepared.cut.given):
+            count = "none" if prepared is None else str(len(prepared.cut.given))
             raise ValueError(f"{len(advantages)} advantages for {count} prepared records")
         prepared.advantages = self._give_advantages(prepared, advantages)
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
@@ -606,6 +619,7 @@ class LanguageTrainer:
         progress = Progress(step=step)
         self._moved = False
         self._at_start = AtStart(records=len(prepared.records))
+        self._cut = prepared.cut
         self._give_fresh(prepared)
         self._give_ages(prepared, step)
         if "old_logp" in self._objective.requires:
@@ -670,20 +684,22 @@ class LanguageTrainer:
     def _give_advantages(
         self, prepared: _Prepared, numbers: np.ndarray
     ) -> np.ndarray | Sequence[np.ndarray]:
-        """Adds the column ``advantage`` to all batches; returns what stands in it, by record.
+        """Adds the column ``advantage`` to all batches; returns what stands in it, by row.
 
         numbers: float[R], what ``train`` got.
         """
         advantage = self._context.parts.get("advantage")
         if advantage is None:
             self._give_by_record(prepared, numbers)
-            return numbers
-        computed = per_action(advantage, prepared.records, numbers, self._engine.ranks)
-        self._give_by_action(prepared, "advantage", computed.advantages)
-        return computed.advantages
+            return prepared.cut.spread(numbers)
+        computed = per_action(advantage, prepared.cut.given, numbers, self._engine.ranks)
+        of_rows = prepared.cut.cut(computed.advantages)
+        self._give_by_action(prepared, "advantage", of_rows)
+        return of_rows
 
     def _give_by_record(self, prepared: _Prepared, numbers: np.ndarray) -> None:
         """Adds the column ``advantage``: each record's number, repeated."""
+        numbers = prepared.cut.spread(numbers)
         for batch in filter(None, prepared.all()):
             by_record = torch.from_numpy(numbers[batch.index].astype(np.float32))
             by_record = by_record.to(self._engine.device)
@@ -692,7 +708,7 @@ class LanguageTrainer:
     def _give_by_action(
         self, prepared: _Prepared, name: str, numbers: Sequence[np.ndarray]
     ) -> None:
-        """Adds a column of which each record has a float[A]."""
+        """Adds a column of which each row has a float[A]."""
         for batch in filter(None, prepared.all()):
             column = np.concatenate([numbers[place] for place in batch.index.tolist()])
             batch.columns[name] = torch.from_numpy(column.astype(np.float32)).to(
@@ -706,7 +722,7 @@ class LanguageTrainer:
         does not require ``old_logp``. With pipeline stages the first minibatch is missing on all
         stages but the last.
         """
-        return self._at_start.by_record()
+        return self._cut.join_start(self._at_start.by_record())
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         """Returns float32[A] of each record's actions; see ``ScoresLogprobs``.
@@ -719,6 +735,9 @@ class LanguageTrainer:
                 "log-probs of records with images are asked for without their images.",
                 where="logprobs",
             )
+        return by_rows(records, self._logprobs_of_rows)
+
+    def _logprobs_of_rows(self, records: Sequence[Columns]) -> list[np.ndarray]:
         placed = [
             (place, TrainRecord(ordinal=place, sample=0, minibatch=0, columns=columns))
             for place, columns in enumerate(records)
@@ -1094,7 +1113,7 @@ class LanguageTrainer:
         arrays: dict[str, np.ndarray] = {}
         for batch in batches:
             for index in [] if batch is None else batch.index.tolist():
-                record = prepared.records[index]
+                record = prepared.cut.given[prepared.cut.owners[index]]
                 for name, column in record.columns.items():
                     arrays[f"{record.ordinal}/{record.sample}/{name}"] = np.ascontiguousarray(
                         column
@@ -1237,15 +1256,16 @@ class _Pass:
 def _scalar_rows(prepared: _Prepared, scalars: frozenset[str]) -> list[dict[str, float]]:
     """Returns name -> value of the preparation scalars, for each prepared record.
 
-    A record without actions is in no batch; its scalars are 0.
+    A record without actions is in no batch; its scalars are 0. Those of rows add up.
     """
-    rows: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in prepared.records]
+    cut = prepared.cut
+    scalar_rows: list[dict[str, float]] = [dict.fromkeys(scalars, 0.0) for _ in cut.given]
     for batch in filter(None, prepared.all()):
         for name in scalars:
             values = _sum_terms(batch, name)
-            for place, value in zip(batch.index.tolist(), values, strict=True):
-                rows[place][name] = value
-    return rows
+            for owner, value in zip(cut.owners[batch.index].tolist(), values, strict=True):
+                scalar_rows[owner][name] += value
+    return scalar_rows
 
 
 def _sum_terms(batch: Batch, name: str) -> list[float]:

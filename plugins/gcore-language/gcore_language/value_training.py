@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import StartLogprobs, TrainRecord
 from gcore_language.action_advantages import per_action
+from gcore_language.cut_records import CutRecords
 from gcore_language.packing import Batch
 from gcore_language.ranks import Ranks
 from gcore_language.training import LanguageTrainer, _Pass, _Prepared, check_objective
@@ -52,7 +54,6 @@ class ValueTraining(LanguageTrainer):
     """
 
     _output = "values"
-    _given: Sequence[TrainRecord] = ()  # the prepared records as they came
     _explained: Mapping[str, float] = MappingProxyType({})
 
     @property
@@ -68,7 +69,8 @@ class ValueTraining(LanguageTrainer):
     def values(self, records: Sequence[TrainRecord]) -> list[np.ndarray]:
         """Returns float32[A + 1] of each record: the values before each action and after the last.
 
-        All ranks call it at the same time; a rank may have no records.
+        All ranks call it at the same time; a rank may have no records. Each record is read as one
+        sequence; ``annotate`` reads the sequences of each.
         """
         # By minibatch and tile, as they are trained: so a deterministic run has the same bits on
         # any number of ranks.
@@ -84,9 +86,10 @@ class ValueTraining(LanguageTrainer):
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         """Returns the values before and after each action, float32[A] each; see ``Annotates``.
 
-        The last number of ``next_values`` is the value after the last action.
+        The last number of a sequence's ``next_values`` is the value after its last action.
         """
-        return [{VALUES: own[:-1], NEXT_VALUES: own[1:]} for own in self.values(records)]
+        cut = CutRecords.of(records)
+        return [dict(own) for own in values_of_actions(cut, self.values(cut.rows))]
 
     def prepare(
         self, records: Sequence[TrainRecord], scalars: frozenset[str]
@@ -97,17 +100,18 @@ class ValueTraining(LanguageTrainer):
                 f"a value head computes no {', '.join(sorted(scalars))}.",
                 where=f"roles.{self._context.role}.use",
             )
-        self._given = records
         self._prepared = prepared = self._packed_with_ends(records)
         if "old_values" in self._objective.requires:
             if self._gives_values:  # what ``annotate`` gave has come back with the records
-                self._give_by_action(prepared, "old_values", list(map(old_values, records)))
+                known = list(map(old_values, prepared.records))
+                self._give_by_action(prepared, "old_values", known)
             else:
                 self._fill(prepared.all(), "old_values", "policy")
         return [{} for _ in records]
 
     def _packed_with_ends(self, records: Sequence[TrainRecord]) -> _Prepared:
-        prepared = self._packed([with_end(record) for record in records])
+        cut = CutRecords.of(records)
+        prepared = self._packed_rows(replace(cut, rows=[with_end(row) for row in cut.rows]))
         for batch in filter(None, prepared.all()):
             batch.columns["end"] = is_end(batch)
         return prepared
@@ -135,7 +139,6 @@ class ValueTraining(LanguageTrainer):
         """
         self._explained = {}
         metrics = super().train(step, advantages, minibatches, epochs)
-        self._given = ()
         own = {name: value for name, value in metrics.items() if name not in _OF_A_POLICY}
         return own | self._explained
 
@@ -146,13 +149,15 @@ class ValueTraining(LanguageTrainer):
         self._give_by_record(prepared, numbers)
         if "returns" in self._objective.requires:
             ranks = self._engine.ranks
-            computed = per_action(self._context.parts["advantage"], self._given, numbers, ranks)
+            given = prepared.cut.given
+            computed = per_action(self._context.parts["advantage"], given, numbers, ranks)
             returns = computed.returns
-            self._give_by_action(prepared, "returns", [np.append(own, 0.0) for own in returns])
+            of_rows = prepared.cut.cut(returns)
+            self._give_by_action(prepared, "returns", [np.append(own, 0.0) for own in of_rows])
             if self._gives_values:
-                explained = explained_variance(self._given, returns, ranks)
+                explained = explained_variance(given, returns, ranks)
                 self._explained = {"explained_variance": explained}
-        return numbers
+        return prepared.cut.spread(numbers)
 
     def _current(
         self, values: Tensor, entropies: Any, tokens: Tensor | None = None
@@ -182,7 +187,19 @@ class ValueTraining(LanguageTrainer):
 
     def start_logprobs(self) -> Sequence[StartLogprobs | None]:
         """Returns None for each record: there are no log-probs."""
-        return [None] * self._at_start.records
+        return [None] * len(self._cut.given)
+
+
+def values_of_actions(
+    cut: CutRecords, values: Sequence[np.ndarray]
+) -> list[Mapping[str, np.ndarray]]:
+    """Returns the columns ``VALUES`` and ``NEXT_VALUES`` of each record.
+
+    values: float32[A + 1] of each row.
+    """
+    before = cut.join([own[:-1] for own in values])
+    after = cut.join([own[1:] for own in values])
+    return [{VALUES: b, NEXT_VALUES: a} for b, a in zip(before, after, strict=True)]
 
 
 def old_values(record: TrainRecord) -> np.ndarray:

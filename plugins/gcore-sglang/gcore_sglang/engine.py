@@ -37,6 +37,7 @@ from gcore_language.prompts import (
     stops_of,
 )
 from gcore_language.pushed_adapter import PushedAdapter
+from gcore_language.sequences import by_rows
 from gcore_language.settings import threads_of
 from msgspec import structs
 
@@ -418,6 +419,9 @@ class SglangGenerator:
         that is longer than the context, WorkerError when SGLang refuses one.
         """
         self._inbox.check_idle()
+        return by_rows(records, self._logprobs_of_rows)
+
+    def _logprobs_of_rows(self, records: Sequence[Columns]) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(records)
         places: dict[str, int] = {}
         for place, record in enumerate(records):

@@ -44,6 +44,7 @@ from gcore_language.prompts import (
     stops_of,
 )
 from gcore_language.routing import Routers, has_experts
+from gcore_language.sequences import by_rows
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
 from gcore_core.contract.columns import ROUTING, VERSION, Columns, SampledBy
@@ -827,12 +828,15 @@ class TorchGenerator:
         others = heads(model, self._device, self._config.top_k, score)
         return explain(chosen, score, name=name, scaled=scaled, others=others, derived=derived)
 
-    @torch.no_grad()
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         """Returns float32[A] of each record's actions; see ``ScoresLogprobs.logprobs``.
 
         Raises ContractError for records with images: columns do not hold the images.
         """
+        return by_rows(records, self._logprobs_of_rows)
+
+    @torch.no_grad()
+    def _logprobs_of_rows(self, records: Sequence[Columns]) -> list[np.ndarray]:
         self._weights.check_awake()
         if any(GRID in record for record in records):
             raise ContractError(

@@ -31,6 +31,7 @@ from gcore_language.prompts import (
     most_actions,
     stops_of,
 )
+from gcore_language.sequences import by_rows
 
 from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
@@ -269,6 +270,9 @@ class VllmGenerator:
         1.
         """
         self._inbox.check_idle()
+        return by_rows(records, self._logprobs_of_rows)
+
+    def _logprobs_of_rows(self, records: Sequence[Columns]) -> list[np.ndarray]:
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(records)
         by_temperature: dict[float, list[int]] = {}
         for place, record in enumerate(records):

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from gcore_core.contract.columns import Columns
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
@@ -22,6 +24,19 @@ def test_the_extra_cost_of_a_record_reaches_its_header() -> None:
     header = drawn_records._header(record)
     assert header.key == (3, 1)
     assert header.cost == 12.5
+
+
+def test_a_record_is_as_long_as_its_row_and_its_answer_as_what_was_sampled() -> None:
+    request = SampleRequest(ordinal=3, sample=1, seed=7, prompt=Prompt(row=2, text=""))
+    columns = {
+        "prompt_ids": np.array([1, 2], np.int32),
+        "action_ids": np.arange(5, dtype=np.int32),
+        "action_mask": np.array([1, 0, 0, 1, 1], np.uint8),
+        "logp": np.zeros(5, np.float32),
+    }
+    record = Finished(request=request, status=FINISHED, versions=(4, 4), columns=columns)
+    header = drawn_records._header(record)
+    assert (header.n_prompt, header.n_actions, header.n_given, header.n_sampled) == (2, 5, 2, 3)
 
 
 def test_the_header_carries_the_digest_of_the_row() -> None:

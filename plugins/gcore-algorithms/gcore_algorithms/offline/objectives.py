@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
+from gcore_algorithms.layout import Records
 from gcore_algorithms.offline.config import BradleyTerryConfig, DpoConfig, ScalarConfig, SftConfig
 from gcore_core.contract.errors import DataError
 
@@ -46,10 +47,11 @@ class Sft:
         trained = columns["mask"].nonzero().squeeze(1)
         loss = -current["logp"].index_select(0, trained)
         record = columns["record"].index_select(0, trained)
-        lengths = _sums(loss.new_ones(len(trained)), record)
-        of_records = loss / lengths.index_select(0, record)
+        cut_into = columns["rows"].index_select(0, trained) if "rows" in columns else None
+        owners = Records(record, like=loss, rows=cut_into)
+        of_records = owners.means(loss)
         tokens = loss.new_full((), len(trained))
-        records = lengths.count_nonzero().to(loss.dtype)
+        records = owners.count
         metrics = {
             "loss_per_token": (loss.detach().sum(), tokens),
             "loss_per_record": (of_records.detach().sum(), records),
@@ -65,7 +67,8 @@ class Sft:
         like = columns["rollout_logp"]
         if self._by_token:
             return like.new_full((), int(mask.sum()))
-        return like.new_full((), len(columns["record"][mask].unique()))
+        rows = columns["rows"][mask] if "rows" in columns else None
+        return Records(columns["record"][mask], like=like, rows=rows).count
 
 
 class Dpo:

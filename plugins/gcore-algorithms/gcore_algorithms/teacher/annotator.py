@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gcore_language.alignment import align
+from gcore_language.cut_records import CutRecords
 from gcore_language.images import Images
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.models import choose_device, load_model, refuse_engine
@@ -171,6 +172,15 @@ class FrozenModel:
         Raises DataError for a log-prob that is not finite, and for a token that this model lacks.
         """
         self._check_ids(records)
+        cut = CutRecords.of(records)
+        of_rows = self._annotate_rows(cut.rows)
+        joined = {name: cut.join([own[name] for own in of_rows]) for name in self._context.columns}
+        return [
+            {name: column[place] for name, column in joined.items()}
+            for place in range(len(records))
+        ]
+
+    def _annotate_rows(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         answers: list[Mapping[str, np.ndarray]] = [self._empty() for _ in records]
         samples = [
             Sample(

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from gcore_algorithms.layout import Records
 from gcore_algorithms.teacher.config import (
     TOP_IDS,
     TOP_LOGP,
@@ -88,7 +89,7 @@ class ReverseKl:
                 "ratio": ratio.sum(),
                 "clip_share": clipped.sum(dtype=logp.dtype),
             }
-        return _total(loss, kept["record"], config), self.weight(columns), _over(logp, sums)
+        return _total(loss, columns, config), self.weight(columns), _over(logp, sums)
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the normaliser; see ``Objective.weight``."""
@@ -149,7 +150,7 @@ class JensenShannon:
             rewarded, ratio, clipped = _clipped(log_ratio, kept["advantage"], config)
             loss = loss + config.reward_weight * rewarded
             sums |= {"ratio": ratio.sum(), "clip_share": clipped.sum(dtype=logp.dtype)}
-        return _total(loss, kept["record"], config), self.weight(columns), _over(logp, sums)
+        return _total(loss, columns, config), self.weight(columns), _over(logp, sums)
 
     def weight(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Returns the normaliser; see ``Objective.weight``."""
@@ -210,18 +211,24 @@ def _trained(
     return {name: columns[name].index_select(0, index) for name in names}
 
 
-def _total(loss: Tensor, record: Tensor, config: DistillationConfig) -> Tensor:
-    """Returns the sum of the loss, float[A], under the normalisation; record: int64[A]."""
+def _total(loss: Tensor, columns: Mapping[str, Tensor], config: DistillationConfig) -> Tensor:
+    """Returns the sum of the loss, float[A] of the trained actions, under the normalisation."""
     if config.normalise == "token":
         return loss.sum()
-    return (loss / record.bincount()[record]).sum()
+    return _records(columns, like=loss).means(loss).sum()
 
 
 def _weight(columns: Mapping[str, Tensor], config: DistillationConfig) -> Tensor:
     """Returns how many actions, or records with any, are trained on; 0-d."""
-    trained = columns["record"][columns["mask"]]
-    count = len(trained) if config.normalise == "token" else len(trained.unique())
-    return columns["rollout_logp"].new_full((), float(count))
+    records = _records(columns, like=columns["rollout_logp"])
+    return records.actions if config.normalise == "token" else records.count
+
+
+def _records(columns: Mapping[str, Tensor], like: Tensor) -> Records:
+    """Returns the records of the trained actions."""
+    names = {"record", "rows"} & columns.keys()
+    kept = _trained(columns["mask"], columns, names)
+    return Records(kept["record"], like=like, rows=kept.get("rows"))
 
 
 def _over(logp: Tensor, sums: Mapping[str, Tensor]) -> Metrics:

@@ -13,6 +13,7 @@ import torch
 from gcore_algorithms.teacher.annotator import FrozenModel
 from gcore_algorithms.teacher.config import TOP_IDS, TOP_LOGP, FrozenModelConfig
 from gcore_language import tiny as tokenizers
+from gcore_language.sequences import rows_of
 from gcore_torch.config import TorchTrainerConfig
 from gcore_torch.trainer import TorchTrainer
 from safetensors.torch import load_file, save_file
@@ -98,6 +99,24 @@ def test_columns_are_transformers_log_probs_at_the_records_temperature(
         np.testing.assert_allclose(columns["teacher_logp"], taken, rtol=0, atol=ROUNDING)
         np.testing.assert_allclose(columns[TOP_LOGP], top.values, rtol=0, atol=ROUNDING)
         assert (columns[TOP_IDS] == top.indices.numpy()).all()
+
+
+def test_a_record_of_two_sequences_is_read_as_two_and_given_one_column(
+    models: dict[str, Path],
+) -> None:
+    (record,) = [one for one in tiny.make_records() if len(one.columns["action_ids"]) > 4][:1]
+    columns = record.columns
+    split = len(columns["action_ids"]) - 2
+    table = np.array([[0, -1, len(columns["prompt_ids"])], [split, 0, 2]], np.int32)
+    forked = replace(record, columns={**columns, "sequences": table})
+    model = frozen(models, "teacher", TEACHER, top_k=5)
+    (whole,) = model.annotate([forked])
+    rows = [replace(record, columns=row) for row in rows_of(forked.columns)]
+    assert rows[1].columns["prompt_ids"].tolist() == columns["prompt_ids"][:2].tolist()
+    expected = np.concatenate([whole_logp(models["teacher"], row).topk(5).values for row in rows])
+    np.testing.assert_allclose(whole[TOP_LOGP], expected, rtol=0, atol=ROUNDING)
+    assert whole[TOP_IDS].shape == (len(columns["action_ids"]), 5)
+    assert whole["teacher_logp"].shape == columns["action_ids"].shape
 
 
 def trainers_reference(
