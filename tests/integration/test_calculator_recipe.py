@@ -127,6 +127,7 @@ def test_both_jobs_have_the_same_task() -> None:
         assert one.at(key) == other.at(key), key
 
 
+@pytest.mark.rest
 def test_ten_steps_improve_the_policy(tmp_path: Path) -> None:
     """A short run, as a person starts it; its records have turns, and all words of the adder are
     masked.

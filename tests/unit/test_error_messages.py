@@ -248,9 +248,11 @@ def acts(world: World, *overrides: str) -> None:
     world.installed.add(
         "games",
         HEAD + "@hookimpl\ndef gcore_environments():\n"
-        "    yield p.EnvironmentProvider(summary='-', factory='gcore_games:Games')\n",
+        "    yield p.EnvironmentProvider(summary='-', factory='gcore_games:Games')\n"
+        "@hookimpl\ndef gcore_generators():\n"
+        "    yield p.GeneratorProvider(summary='-', factory='gcore_games:Engine')\n",
     )
-    world.load("environment.use=games", *overrides)
+    world.load("environment.use=games", "roles.rollout.use=games", *overrides)
 
 
 CASES: dict[str, dict[str, Callable[[World], object]]] = {
