@@ -82,6 +82,7 @@ def test_the_yaml_is_a_valid_job_whose_turns_have_room() -> None:
     assert plan.at("roles.rollout.config.max_new_tokens") == turns * config["turn_tokens"]
 
 
+@pytest.mark.rest
 def test_two_steps_train_on_all_that_an_episode_has(tmp_path: Path) -> None:
     """A short run, as a person starts it. The trainer's log-probs of each answer, also of one that
     was drawn behind another with its critique, are the generator's.
