@@ -74,15 +74,6 @@ def columns_of(
     }
 
 
-def versions_of(book: Book) -> tuple[int, int]:
-    """Returns the first and the last version that sampled in an episode: ``Finished.versions``.
-
-    Both are 0 where nothing was sampled.
-    """
-    versions = [version for one in book.sequences for version in one.versions]
-    return (min(versions), max(versions)) if versions else (0, 0)
-
-
 def cost_of(book: Book) -> float:
     """Returns how many ids trainers read again, since sequences share them: ``Finished.cost``."""
     return float(sum(one.shared for one in book.sequences))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gcore_environments.book import Book
-from gcore_environments.records import columns_of, cost_of, versions_of
+from gcore_environments.records import columns_of, cost_of
 from gcore_language.sequences import cut, join, rows_of
 
 from gcore_core.contract.errors import DataError
@@ -102,7 +102,6 @@ def test_what_is_given_counts_to_the_version_of_the_turn_before() -> None:
     fork = book.go_on(number, 2, [9, 9])
     book.sampled(fork, [6], [-1.0], [4])
     assert record_of(book)["version"].tolist() == [3, 3, 5, 3, 3, 4]
-    assert versions_of(book) == (3, 5)
     assert cost_of(book) == 2
 
 
@@ -118,7 +117,6 @@ def test_an_episode_in_which_nothing_was_sampled_is_a_record() -> None:
     record = record_of(book)
     assert (record["prompt_ids"].tolist(), len(record["action_ids"])) == ([1, 2], 0)
     assert record["turns"].shape == (0, 4)
-    assert versions_of(book) == (0, 0)
 
 
 def test_the_episode_is_told_in_json() -> None:
