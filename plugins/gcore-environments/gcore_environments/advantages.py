@@ -93,13 +93,16 @@ class TurnAdvantage:
         self._rest = config.rest
 
     def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
-        """Returns G_t twice, float64[A]: of a record that is compared with none, one player's."""
-        rewards = np.where(record.mask, record.columns[TURN_REWARD], 0.0)
-        to_go = np.cumsum(rewards[::-1])[::-1]
-        if self._rest:
-            to_go = to_go + (record.reward - rewards.sum())
-        to_go = np.where(record.mask, to_go, 0.0)
-        return to_go, to_go.copy()
+        """Raises ContractError: one record has no baseline, so ``compared`` is called instead."""
+        raise ContractError(
+            "a record was to have its advantages by itself",
+            where="advantage.use: environments/turns",
+            why="without the group's others it has no baseline, and the trainer compares none",
+            todo=(
+                "take a trainer that computes advantages by gcore_language.action_advantages, such "
+                "as torch, megatron or deepspeed, or another advantage"
+            ),
+        )
 
     def terms(self, record: TrainRecord, reward: float) -> dict[str, list[tuple[float, float]]]:
         """Returns the returns of each player, and of each turn with ``anchors``, by name."""

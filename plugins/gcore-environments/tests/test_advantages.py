@@ -11,7 +11,7 @@ from gcore_environments.advantages import TurnAdvantage, TurnsConfig
 from gcore_language.action_advantages import ComparesRecords, per_action
 from gcore_testing import ActionAdvantageContract
 
-from gcore_core.contract.algorithms import ActionAdvantage
+from gcore_core.contract.algorithms import ActionAdvantage, ActionScalars
 from gcore_core.contract.errors import ConfigError, ContractError
 from gcore_core.contract.trainer import TrainRecord
 
@@ -83,12 +83,45 @@ def of_turns(records: list[TrainRecord], rewards: list[float] | None = None, **c
     ]
 
 
-class TestPerAction(ActionAdvantageContract):
-    """Without a group it is the return from each action on."""
+class OfOneRecord(TurnAdvantage):
+    """Compares each record with an episode that earned nothing."""
+
+    def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
+        count = len(record.mask)
+        ends = np.flatnonzero(record.mask) + 1
+        spans = [(end - 1, end, 0, 0) for end in ends]
+        columns = {
+            "prompt_ids": np.array([5], np.int32),
+            "action_ids": np.zeros(count, np.int32),
+            "action_mask": record.mask.astype(np.uint8),
+            "turn_reward": np.where(record.mask, record.columns["turn_reward"], 0.0),
+            "turns": np.array(spans, np.int32).reshape(-1, 4),
+            "sequences": np.array([(0, -1, 1)], np.int32),
+        }
+        made = TrainRecord(ordinal=0, sample=0, minibatch=0, columns=columns)
+        terms = self.terms(made, record.reward)
+        sums = {name: (sum(v for v, _ in own), len(own) + 1.0) for name, own in terms.items()}
+        return self.compared(made, record.reward, sums)
+
+
+class TestCompared(ActionAdvantageContract):
+    """What is computed of a record beside another keeps the contract."""
 
     @pytest.fixture(params=[True, False])
     def advantage(self, request):
-        return TurnAdvantage(TurnsConfig(rest=request.param))
+        return OfOneRecord(TurnsConfig(rest=request.param))
+
+
+def test_a_trainer_that_compares_no_records_is_refused():
+    """Without a baseline every turn of a good episode would be praised, and nobody would know."""
+    scalars = ActionScalars(
+        reward=1.0,
+        mask=np.ones(1, bool),
+        truncated=False,
+        columns={"turn_reward": np.ones(1), "logp": np.zeros(1)},
+    )
+    with pytest.raises(ContractError, match=r"by itself(.|\n)*no baseline(.|\n)*take a trainer"):
+        TurnAdvantage(TurnsConfig()).per_action(scalars)
 
 
 def test_it_is_an_advantage_of_actions_that_compares_records():
