@@ -288,7 +288,7 @@ class Episode:
         version: of the weights, for a record that none has sampled.
         """
         if status in (FINISHED, TRUNCATED) and not self.book.actions:
-            status, reason = FAILED, reason or "no_turn"
+            status, reason = FAILED, f"{reason or 'no_turn'}: {_NO_TURN}"
         elif status == FINISHED and self._is_cut:
             status, reason = TRUNCATED, "length"
         columns: Columns = {}
@@ -376,6 +376,9 @@ class Episode:
             self._environment_s += time.monotonic() - self.waits_since
         self.waits_since = None
 
+
+#: Of an episode that has failed for that.
+_NO_TURN = "it was over before the policy had said anything"
 
 #: Columns of an episode that ended before anybody had said anything.
 _NOTHING: Columns = {

@@ -203,15 +203,34 @@ def checked_observation(said: Any, words: ModuleType, where: str) -> dict[str, A
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise TypeError(f"{where}: {name} must be a list of dicts, is {_shown(value)}")
     for message in fields["messages"]:
-        if not isinstance(message.get("role"), str):
-            raise TypeError(f"{where}: a message has no role: {_shown(message)}")
+        _require_message(message, where)
     for name in ("done", "truncated"):
         fields[name] = bool(fields[name])
     for name in ("reason", "player"):
         if not isinstance(fields[name], str):
             raise TypeError(f"{where}: {name} must be a str, is {_kind(fields[name])}")
     fields["rewards"] = checked_rewards(fields["rewards"], where)
+    is_over = fields["done"] or fields["truncated"]
+    if not is_over and not fields["messages"] and not fields["player"]:
+        raise ValueError(
+            f"{where} returned no messages, so the policy is told nothing; give messages, or "
+            "done=True where the episode is over"
+        )
     return fields
+
+
+def _require_message(message: dict[str, Any], where: str) -> None:
+    """Raises TypeError where a message has no role, or none of what templates write."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise TypeError(f"{where}: a message has no role: {_shown(message)}")
+    if content is None and role == "assistant":
+        return  # it may have calls alone
+    if not isinstance(content, (str, list)):
+        raise TypeError(
+            f"{where}: content of a message must be a str or a list of parts, is "
+            f"{_kind(content)}: {_shown(message)}"
+        )
 
 
 def checked_rewards(rewards: Any, where: str) -> dict[str, float]:
@@ -241,8 +260,10 @@ def _said(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where an error was raised, where it is known."""
+    """Where an error was raised, where it is known and not in this file, which only found it."""
     frames = traceback.extract_tb(error.__traceback__)
+    if frames and frames[-1].filename == __file__:
+        return ""
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 

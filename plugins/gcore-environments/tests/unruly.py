@@ -129,6 +129,9 @@ class Unruly:
             "text": "hello",
             "dict": {"messages": []},
             "role": Observation(messages=[{"content": "x"}]),
+            "content": Observation(messages=[{"role": "user"}]),
+            "number": Observation(messages=[{"role": "tool", "content": 5}]),
+            "nothing": Observation(),
             "messages": Observation(messages="hello"),  # type: ignore[arg-type]
             "nan": Observation(rewards={"right": float("nan")}),
             "reward": Observation(rewards={"right": "1"}),  # type: ignore[dict-item]
