@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gcore_core.contract.errors import did_you_mean
+from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
 from gcore_environments import sandbox
+from gcore_environments.parsers import choose_parser
 from gcore_environments.settings import PlayConfig
 
 ROLLOUT = "rollout"
@@ -21,6 +23,7 @@ def problems(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     yield from _rewards(job)
     if not isinstance(config, PlayConfig):
         return
+    yield from _parser(config)
     yield from _patience(job, config)
     yield from _abort(job)
 
@@ -34,7 +37,9 @@ def host_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
     if not here or not section or section["use"].split("/")[0] != "environments":
         return
     config = section["config"] or {}
-    yield from _file(str(config.get("environment", "")))
+    environment = str(config.get("environment", ""))
+    yield from _file(environment)
+    yield from _class(environment, config.get("sandbox", "none"))
     if why := sandbox.problem(config.get("sandbox", "none"), config.get("python", "")):
         yield f"environment.config: {why}."
 
@@ -49,6 +54,14 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
                 f"{path}.use: {provider.reference} reads what an environment gave, and this job "
                 "has none; add the section environment."
             )
+
+
+def _parser(config: PlayConfig) -> Iterator[str]:
+    """The parser of tool calls is one that there is."""
+    try:
+        choose_parser(config.parser)
+    except ConfigError as error:
+        yield f"environment.config.parser: {error.what} {error.todo}"
 
 
 def _patience(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
@@ -83,3 +96,55 @@ def _file(environment: str) -> Iterator[str]:
         f"environment.config.environment: no such file: {place}"
         f"{did_you_mean(place.name, names)}; a path is relative to the job file."
     )
+
+
+def _class(environment: str, confined_by: str) -> Iterator[str]:
+    """The class stands in its file, and can ask the policy where it is a program.
+
+    The file is read and not run. What it may do to have the class by other means is not judged.
+    """
+    file, _, name = environment.rpartition(":")
+    try:
+        tree = ast.parse(Path(file).read_bytes()) if file.endswith(".py") else None
+    except (OSError, SyntaxError, ValueError):
+        return
+    if tree is None or any(_binds_unknown(node) for node in ast.walk(tree)):
+        return
+    if name not in {bound for node in ast.walk(tree) for bound in _bound(node)}:
+        names = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        yield (
+            f"environment.config.environment: {file} has no class {name}"
+            f"{did_you_mean(name, names)}; classes there: {', '.join(names) or 'none'}."
+        )
+    has_network = confined_by == "none"
+    if not has_network and any(_is_program(node, name) for node in tree.body):
+        yield (
+            f"environment.config.sandbox: {name} is a program, which asks the policy over the "
+            f"network, and {confined_by} has none; set sandbox to none."
+        )
+
+
+def _binds_unknown(node: ast.AST) -> bool:
+    is_star = isinstance(node, ast.ImportFrom) and any(one.name == "*" for one in node.names)
+    return is_star or (isinstance(node, ast.Name) and node.id in ("globals", "exec", "setattr"))
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Returns names that a part of a file gives to something."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [one.asname or one.name for one in node.names]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    return []
+
+
+def _is_program(node: ast.AST, name: str) -> bool:
+    """Whether it is the class of this name, owns its loop, and inherits nothing."""
+    if not isinstance(node, ast.ClassDef) or node.name != name or node.bases:
+        return False
+    methods = {
+        one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    return "run" in methods and "reset" not in methods

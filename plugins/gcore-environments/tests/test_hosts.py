@@ -230,10 +230,13 @@ def test_what_an_environment_raises_is_said_of_its_episode_alone(
         ("text", "Unruly.step returned a str, not an Observation"),
         ("dict", "Unruly.step returned a dict, not an Observation"),
         ("role", "Unruly.step: a message has no role: {'content': 'x'}"),
+        ("content", "Unruly.step: content of a message must be a str or a list of parts, is None"),
+        ("number", "Unruly.step: content of a message must be a str or a list of parts, is a int"),
+        ("nothing", "Unruly.step returned no messages, so the policy is told nothing; give mess"),
         ("messages", "Unruly.step: messages must be a list of dicts, is 'hello'"),
         ("nan", "Unruly.step: reward 'right' must be finite, is nan"),
         ("reward", "Unruly.step: reward 'right' must be a number, is a str"),
-        ("object", "Object of type object is not JSON serializable"),
+        ("object", "Unruly.step: content of a message must be a str or a list of parts, is a obj"),
         ("player", "Unruly.step: player must be a str, is a int"),
     ],
 )
@@ -247,6 +250,7 @@ def test_what_is_no_observation_is_an_error_of_the_episode(
     error = parent.hear()["error"]
     assert error.startswith("step: ")
     assert said in error
+    assert "host.py" not in error, "the place where a fault was found is not where it is"
 
 
 @pytest.mark.parametrize("op", ["cancel", "close"])
@@ -690,6 +694,36 @@ def test_the_check_of_a_job_names_what_cannot_be_had_on_this_machine() -> None:
     (problem,) = told(environment=f"{FILE.parent}/unrly.py:Unruly")
     assert f"no such file: {FILE.parent}/unrly.py (did you mean 'unruly.py'?)" in problem
     assert told() == told(sandbox="none") == list(host_problems({"environment": None}, True)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sandbox", "said"),
+    [
+        (
+            "class Gmae:\n    pass",
+            "none",
+            "has no class Game (did you mean 'Gmae'?); classes there: G",
+        ),
+        ("Game = 1 + 1", "none", ""),
+        ("from others import Game", "none", ""),
+        ("from others import *", "none", ""),
+        ("if True:\n    class Game: pass", "none", ""),
+        ("def made(): pass", "none", "has no class Game; classes there: none."),
+        ("a line of no Python", "none", ""),
+        ("class Game:\n    async def run(self): ...", "none", ""),
+        ("class Game:\n    async def run(self): ...", "confine", "Game is a program, which asks"),
+        ("class Game:\n    def run(self): ...\n    def reset(self): ...", "confine", ""),
+    ],
+)
+def test_the_check_of_a_job_reads_its_file_without_running_it(
+    tmp_path: Path, text: str, sandbox: str, said: str
+) -> None:
+    file = tmp_path / "games.py"
+    file.write_text(text)
+    config = {"environment": f"{file}:Game", "sandbox": sandbox}
+    told = host_problems({"environment": {"use": "environments", "config": config}}, True)
+    own = [one for one in told if not one.startswith("environment.config: ")]  # of the machine
+    assert [said in one for one in own] == [True] * bool(said), own
 
 
 def test_an_interpreter_that_is_too_old_is_an_error_before_anything_starts(
