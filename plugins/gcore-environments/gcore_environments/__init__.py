@@ -16,6 +16,7 @@ from gcore_core.contract.providers import (
     EnvironmentProvider,
     RewardProvider,
 )
+from gcore_core.contract.records import RunFacts, StepReport
 from gcore_environments.adapter_settings import (
     AviaryConfig,
     GymnasiumConfig,
@@ -107,3 +108,24 @@ def gcore_check_files(plan: Mapping[str, Any], here: bool) -> Iterable[str]:
     from gcore_environments.checks import host_problems
 
     return host_problems(plan, here)
+
+
+@hookimpl
+def gcore_preflight(job: ResolvedJob) -> Iterable[str]:
+    from gcore_environments.notes import notes
+
+    return notes(job)
+
+
+@hookimpl
+def gcore_step_end(run: RunFacts, report: StepReport) -> None:
+    from gcore_environments.notes import after_step
+
+    after_step(run, report)
+
+
+@hookimpl
+def gcore_run_end(run: RunFacts) -> None:
+    from gcore_environments.notes import after_run
+
+    after_run(run)

@@ -1,0 +1,114 @@
+"""Says what is no fault of a job with an environment, and may still not be what was meant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from gcore_core.contract.preflight import ResolvedJob
+from gcore_core.contract.records import RunFacts, StepReport
+from gcore_environments.advantages import TurnsConfig
+from gcore_environments.settings import EnvironmentRewardConfig, PlayConfig
+
+#: A reward that was 0 in so many steps from the first on is told of.
+STEPS = 3
+#: Its objectives divide by the column ``rows`` what they average over records.
+_READS_ROWS = "gcore-algorithms "
+
+#: Directory of a run -> config path of each reward that was always 0, and after how many steps.
+_always_zero: dict[str, dict[str, int]] = {}
+
+
+def notes(job: ResolvedJob) -> Iterator[str]:
+    """Yields notes on a job that is to start, one sentence each."""
+    config = job.objects.get("environment")
+    if not isinstance(config, PlayConfig):
+        return
+    yield from _unread(job)
+    yield from _turn_tokens(job, config)
+    yield from _variables(config)
+    yield from _objective(job)
+
+
+def _unread(job: ResolvedJob) -> Iterator[str]:
+    """Somebody reads what the environment gives."""
+    readers = (EnvironmentRewardConfig, TurnsConfig)
+    if not any(isinstance(config, readers) for config in job.objects.values()):
+        yield (
+            "environment: no reward of this job reads what the environment gives; add a reward "
+            "with use: environments, if it gives any"
+        )
+
+
+def _turn_tokens(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
+    """A turn's limit is below that of all turns together."""
+    most = getattr(job.objects.get("roles.rollout"), "max_new_tokens", 0)
+    if 0 < most < config.turn_tokens:
+        yield (
+            f"environment.config.turn_tokens: {config.turn_tokens} has no effect, as all turns of "
+            f"an episode have {most} together (roles.rollout.config.max_new_tokens)"
+        )
+
+
+def _variables(config: PlayConfig) -> Iterator[str]:
+    """What environments are to see of the run's variables is set."""
+    if missing := [name for name in config.variables if name not in os.environ]:
+        yield (
+            f"environment.config.variables: {', '.join(missing)} is not set here, so environments "
+            "of generators that start here will not see it"
+        )
+
+
+def _objective(job: ResolvedJob) -> Iterator[str]:
+    """An objective of others may count each sequence of an episode as a record."""
+    objective = job.provided.get("objective")
+    if objective is not None and not objective.owner.startswith(_READS_ROWS):
+        yield (
+            f"objective.use: an episode may be several rows of a batch; see that "
+            f"{objective.reference} ({objective.owner}) divides what it averages over records by "
+            "the column rows where it is there, or each such row weighs as a whole record"
+        )
+
+
+def after_step(run: RunFacts, report: StepReport) -> None:
+    """Prints which rewards of the environment were 0 in each of the run's first steps."""
+    known = _always_zero.setdefault(run.directory, dict.fromkeys(_named(run.config), 0))
+    for path in list(known):
+        mean = report.metrics.get(f"reward/{path}")
+        if mean is None:
+            continue
+        known[path] += 1
+        if mean:
+            del known[path]
+        elif known[path] == STEPS:
+            _tell(run, path, known.pop(path))
+
+
+def after_run(run: RunFacts) -> None:
+    """Prints the same of a run that had fewer steps."""
+    for path, steps in _always_zero.pop(run.directory, {}).items():
+        if steps:
+            _tell(run, path, steps)
+
+
+def _named(config: dict[str, Any]) -> list[str]:
+    """Returns the rewards of a job that read one of the environment's by its name."""
+    rewards = config.get("rewards") or {}
+    return [
+        key
+        for key, section in rewards.items()
+        if section["use"] == "environments" and (section.get("config") or {}).get("name")
+    ]
+
+
+def _tell(run: RunFacts, key: str, steps: int) -> None:
+    name = run.config["rewards"][key]["config"]["name"]
+    print(
+        f"note: rewards.{key} was 0 on average in each of the first {steps} steps; if that is a "
+        f"surprise, see whether the environment gives a reward of the name {name!r}: the log of "
+        f"the scorer says which it gave ({run.directory}/logs)",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,123 @@
+"""What may not be meant is told: at the start, and of a reward that nobody gives."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_environments import notes
+from gcore_environments.advantages import TurnsConfig
+from gcore_environments.checks import problems
+from gcore_environments.rewards import EPISODES, EnvironmentReward
+from gcore_environments.settings import EnvironmentConfig, EnvironmentRewardConfig
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.records import Prompt, RunFacts, StepReport
+from gcore_core.contract.scorer import ScoredRecord
+
+
+def job(owner: str = "gcore-algorithms 0.3.0", reward: bool = True, **config: Any) -> Any:
+    """Makes a job as hooks see it, as far as they look."""
+    objects: dict[str, Any] = {
+        "environment": EnvironmentConfig(environment="game.py:Game", **config),
+        "roles.rollout": SimpleNamespace(max_new_tokens=32),
+    }
+    if reward:
+        objects["rewards.right"] = EnvironmentRewardConfig(name="right")
+    objective = SimpleNamespace(reference="mine", owner=owner)
+    settings = SimpleNamespace(run=SimpleNamespace(patience_s=600.0))
+    return SimpleNamespace(objects=objects, provided={"objective": objective}, settings=settings)
+
+
+def told(given: Any) -> list[str]:
+    return list(notes.notes(given))
+
+
+def test_a_job_in_which_all_fits_has_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAME", "chess")
+    assert told(job(turn_tokens=32, variables=["GAME"])) == []
+    assert told(SimpleNamespace(objects={})) == []
+
+
+def test_rewards_that_nobody_reads_are_told_of() -> None:
+    given = job(reward=False)
+    assert "no reward of this job reads what the environment gives" in told(given)[0]
+    given.objects["advantage"] = TurnsConfig()
+    assert told(given) == []
+
+
+def test_settings_without_effect_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GAME", raising=False)
+    tokens, variables = told(job(turn_tokens=33, variables=["GAME"]))
+    assert tokens.startswith("environment.config.turn_tokens: 33 has no effect")
+    assert variables.startswith("environment.config.variables: GAME is not set here")
+
+
+def test_an_objective_of_others_is_to_divide_by_rows() -> None:
+    (note,) = told(job(owner="acme-losses 1.0"))
+    assert note.startswith("objective.use: ") and "mine (acme-losses 1.0) divides" in note
+
+
+def test_a_parser_that_there_is_not_is_a_problem_of_the_job() -> None:
+    (problem,) = problems({}, job(parser="hermess"))
+    assert problem.startswith("environment.config.parser: ")
+    assert "'hermess' (did you mean 'hermes'?)" in problem
+
+
+def facts(directory: str) -> RunFacts:
+    rewards = {
+        "right": {"use": "environments", "config": {"name": "wright"}},
+        "sum": {"use": "environments", "config": {}},
+        "called": {"use": "environments", "config": {"name": "called"}},
+    }
+    return RunFacts(name="run", directory=directory, steps=9, config={"rewards": rewards})
+
+
+def step(number: int, **rewards: float) -> StepReport:
+    metrics = {f"reward/{name}": value for name, value in rewards.items()}
+    return StepReport(step=number, version=number, metrics=metrics)
+
+
+def test_a_reward_that_is_never_given_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run = facts("one")
+    for number in range(1, 7):
+        notes.after_step(run, step(number, right=0.0, sum=0.0, called=float(number == 3)))
+        said = capsys.readouterr().err
+        assert ("rewards.right was 0 on average" in said) is (number == notes.STEPS)
+        assert "called" not in said and "rewards.sum" not in said
+    notes.after_run(run)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_of_one_step_is_told_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    notes.after_step(facts("two"), step(1, right=0.0, called=1.0))
+    assert capsys.readouterr().err == ""
+    notes.after_run(facts("two"))
+    assert "of the first 1 steps" in (said := capsys.readouterr().err) and "'wright'" in said
+
+
+def scored(rewards: dict[str, float]) -> ScoredRecord:
+    text = json.dumps({"rewards": rewards}).encode()
+    columns = {"episode": np.frombuffer(text, np.uint8)}
+    prompt = Prompt(row=0, text="")
+    return ScoredRecord(
+        ordinal=0, sample=0, prompt=prompt, text="", status="finished", columns=columns
+    )
+
+
+def test_the_log_says_which_names_there_were(caplog: pytest.LogCaptureFixture) -> None:
+    reward = EnvironmentReward(EnvironmentRewardConfig(name="wright"), WorkerContext(role="scorer"))
+    for _ in range(3):
+        scores = reward.score([scored({"right": 1.0, "called": 2.0})] * (EPISODES // 2))
+        assert {score.value for score in scores} == {0.0}
+    (line,) = caplog.messages
+    assert "'wright' (did you mean 'right'?); they gave: called, right" in line
+
+
+def test_a_reward_that_is_given_at_times_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    reward = EnvironmentReward(EnvironmentRewardConfig(name="right"), WorkerContext(role="scorer"))
+    reward.score([scored({}), scored({"right": 0.0}), *[scored({})] * 2 * EPISODES])
+    assert caplog.messages == []
