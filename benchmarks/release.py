@@ -38,6 +38,7 @@ MEASURED = {
     ),
     "engine_overhead": (f"{ENGINES} --engines vllm sglang", SCRIPT),
     "engine_pairs": (ENGINES, SCRIPT),
+    "environments": (SCRIPT,),
     "gpu": (SCRIPT,),
     "machines": (SCRIPT,),
     "placement_emulated": (SCRIPT,),

@@ -174,7 +174,7 @@ class EpisodeDraws:
         host.ready = True
         self._starts_failed = 0
         for episode in self._of(host):
-            episode.waits_since = time.monotonic()
+            episode.began = episode.waits_since = time.monotonic()
 
     def _observed(self, message: dict[str, Any]) -> None:
         """Has the policy answer an observation, or ends its episode."""
@@ -277,7 +277,7 @@ class EpisodeDraws:
         self._looked_at = now
         if self._config.episode_s:
             for episode in list(self._episodes.values()):
-                if now - episode.began > self._config.episode_s:
+                if episode.host.ready and now - episode.began > self._config.episode_s:
                     self._finish(episode, TRUNCATED, "time")
         for host in self._not_ready(now):
             self._ended(host, f"it was not ready within {self._config.start_s:g} s")

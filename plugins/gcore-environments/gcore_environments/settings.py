@@ -34,7 +34,7 @@ class PlayConfig:
     turn_s: float = 30.0
     """Seconds that an environment may take for one observation. Then its episode fails."""
     episode_s: float = 0.0
-    """Seconds that an episode may take. Then it ends as truncated. 0: any time."""
+    """Seconds for an episode once its process is ready; then it is truncated. 0: any time."""
     start_s: float = 120.0
     """Seconds that a process may take until its imports are over."""
     retries: int = 2

@@ -228,6 +228,7 @@ def test_a_turn_has_its_own_limit_and_the_environment_hears_of_it(make: Make) ->
 
 
 def test_an_episode_ends_when_its_time_is_over_with_what_was_said(make: Make) -> None:
+    """Its time begins when its process is ready: imports may take longer."""
     draws = make(episode_s=0.5, settings={"turns": 2})
     records = play(draws, [request(0, "awaits"), request(1)])
     assert (records[0].status, records[0].reason) == (TRUNCATED, "time")
