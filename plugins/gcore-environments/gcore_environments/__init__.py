@@ -122,10 +122,3 @@ def gcore_step_end(run: RunFacts, report: StepReport) -> None:
     from gcore_environments.notes import after_step
 
     after_step(run, report)
-
-
-@hookimpl
-def gcore_run_end(run: RunFacts) -> None:
-    from gcore_environments.notes import after_run
-
-    after_run(run)

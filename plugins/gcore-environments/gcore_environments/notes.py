@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.records import RunFacts, StepReport
+from gcore_core.contract.run_files import read_metrics
 from gcore_environments.advantages import TurnsConfig
 from gcore_environments.settings import EnvironmentRewardConfig, PlayConfig
 
-#: A reward that was 0 in so many steps from the first on is told of.
+#: A reward that was 0 in so many steps from the first on is told of; in a shorter run, in all.
 STEPS = 3
 #: Its objectives divide by the column ``rows`` what they average over records.
 _READS_ROWS = "gcore-algorithms "
-
-#: Directory of a run -> config path of each reward that was always 0, and after how many steps.
-_always_zero: dict[str, dict[str, int]] = {}
 
 
 def notes(job: ResolvedJob) -> Iterator[str]:
@@ -74,23 +73,16 @@ def _objective(job: ResolvedJob) -> Iterator[str]:
 
 def after_step(run: RunFacts, report: StepReport) -> None:
     """Prints which rewards of the environment were 0 in each of the run's first steps."""
-    known = _always_zero.setdefault(run.directory, dict.fromkeys(_named(run.config), 0))
-    for path in list(known):
-        mean = report.metrics.get(f"reward/{path}")
-        if mean is None:
-            continue
-        known[path] += 1
-        if mean:
-            del known[path]
-        elif known[path] == STEPS:
-            _tell(run, path, known.pop(path))
-
-
-def after_run(run: RunFacts) -> None:
-    """Prints the same of a run that had fewer steps."""
-    for path, steps in _always_zero.pop(run.directory, {}).items():
-        if steps:
-            _tell(run, path, steps)
+    named = _named(run.config)
+    steps = min(STEPS, run.steps)
+    if report.step != steps or not named:
+        return
+    earlier = [row["metrics"] for row in read_metrics(Path(run.directory)) if row["step"] < steps]
+    for key in named:
+        means = [metrics.get(f"reward/{key}") for metrics in [*earlier, report.metrics]]
+        had = [mean for mean in means if mean is not None]
+        if had and not any(had):
+            _tell(run, key, steps)
 
 
 def _named(config: dict[str, Any]) -> list[str]:
@@ -105,8 +97,9 @@ def _named(config: dict[str, Any]) -> list[str]:
 
 def _tell(run: RunFacts, key: str, steps: int) -> None:
     name = run.config["rewards"][key]["config"]["name"]
+    when = "the only step" if steps == 1 else f"each of the first {steps} steps"
     print(
-        f"note: rewards.{key} was 0 on average in each of the first {steps} steps; if that is a "
+        f"note: rewards.{key} was 0 on average in {when}; if that is a "
         f"surprise, see whether the environment gives a reward of the name {name!r}: the log of "
         f"the scorer says which it gave ({run.directory}/logs)",
         file=sys.stderr,

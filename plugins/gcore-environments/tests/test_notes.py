@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from gcore_environments.settings import EnvironmentConfig, EnvironmentRewardConf
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.records import Prompt, RunFacts, StepReport
+from gcore_core.contract.run_files import METRICS
 from gcore_core.contract.scorer import ScoredRecord
 
 
@@ -67,36 +69,41 @@ def test_a_parser_that_there_is_not_is_a_problem_of_the_job() -> None:
     assert "'hermess' (did you mean 'hermes'?)" in problem
 
 
-def facts(directory: str) -> RunFacts:
+def facts(directory: Path, steps: int = 9) -> RunFacts:
     rewards = {
         "right": {"use": "environments", "config": {"name": "wright"}},
         "sum": {"use": "environments", "config": {}},
         "called": {"use": "environments", "config": {"name": "called"}},
+        "math": {"use": "rewards/math", "config": None},
     }
-    return RunFacts(name="run", directory=directory, steps=9, config={"rewards": rewards})
+    return RunFacts(name="run", directory=str(directory), steps=steps, config={"rewards": rewards})
 
 
-def step(number: int, **rewards: float) -> StepReport:
+def after(run: RunFacts, number: int, **rewards: float) -> None:
+    """Ends a step: it is told of, and then in the run's file."""
     metrics = {f"reward/{name}": value for name, value in rewards.items()}
-    return StepReport(step=number, version=number, metrics=metrics)
+    notes.after_step(run, StepReport(step=number, version=number, metrics=metrics))
+    row = {"step": number, "version": number, "time_unix_s": 0.0, "metrics": metrics}
+    with (Path(run.directory) / METRICS).open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
-def test_a_reward_that_is_never_given_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
-    run = facts("one")
+def test_a_reward_that_is_never_given_is_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = facts(tmp_path)
+    after(run, 0)
     for number in range(1, 7):
-        notes.after_step(run, step(number, right=0.0, sum=0.0, called=float(number == 3)))
+        after(run, number, right=0.0, sum=0.0, math=0.0, called=float(number == 2))
         said = capsys.readouterr().err
-        assert ("rewards.right was 0 on average" in said) is (number == notes.STEPS)
-        assert "called" not in said and "rewards.sum" not in said
-    notes.after_run(run)
-    assert capsys.readouterr().err == ""
+        assert ("rewards.right was 0 on average in each of the first 3" in said) is (number == 3)
+        assert said.count("rewards.") == int(number == 3)
 
 
-def test_a_run_of_one_step_is_told_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
-    notes.after_step(facts("two"), step(1, right=0.0, called=1.0))
-    assert capsys.readouterr().err == ""
-    notes.after_run(facts("two"))
-    assert "of the first 1 steps" in (said := capsys.readouterr().err) and "'wright'" in said
+def test_a_run_of_one_step_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after(facts(tmp_path, steps=1), 1, right=0.0, called=1.0)
+    said = capsys.readouterr().err
+    assert "rewards.right was 0 on average in the only step" in said and "'wright'" in said
 
 
 def scored(rewards: dict[str, float]) -> ScoredRecord:
