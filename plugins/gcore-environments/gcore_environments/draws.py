@@ -88,6 +88,7 @@ class EpisodeDraws:
         self._over: list[Finished] = []
         self._looked_at = 0.0  # at the clocks of episodes
         self._starts_failed = 0  # how many hosts in a row ended before they were ready
+        self._tools_looked_at = False
 
     # -- the four verbs ----------------------------------------------------------------------------
 
@@ -186,6 +187,7 @@ class EpisodeDraws:
             self._failed(episode, message)
             return
         self._play(episode, lambda: episode.observe(message))
+        self._look_at_tools(message.get("messages") or (), message.get("tools") or ())
 
     def _failed(self, episode: Episode, message: dict[str, Any]) -> None:
         log.warning("episode %s: %s\n%s", episode.key, message["error"], message.get("trace", ""))
@@ -203,6 +205,7 @@ class EpisodeDraws:
         self._context.progress()
         try:
             self._turns.draw(episode.hear(asked))
+            self._look_at_tools(asked.messages, asked.tools)
         except Refused as refused:
             asked.refuse(refused)
         except Exception as error:  # isolation point: an agent's messages in an author's template
@@ -235,6 +238,23 @@ class EpisodeDraws:
         else:
             if turn is not None:
                 self._turns.draw(turn)
+
+    def _look_at_tools(self, messages: Sequence[Any], tools: Sequence[Any]) -> None:
+        """Warns once where a policy has tools that its chat template does not write."""
+        if self._tools_looked_at or not tools or not messages:
+            return
+        self._tools_looked_at = True
+        start = self._rules.renderer.start
+        try:
+            is_told = start(messages, tools) != start(messages)
+        except Exception:  # isolation point: a template may demand tools, or refuse the messages
+            return
+        if not is_told:
+            log.warning(
+                "the model's chat template does not write tools, so the policy is not told of the "
+                "%d that there are; take a model whose template does, or tell them in a message",
+                len(tools),
+            )
 
     # -- the life of an episode --------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ class Episode:
             turns=self._drawn, tokens=self.book.actions, read=read
         )
         if not most:
-            raise EpisodeEnds(TRUNCATED if self.book.actions else FAILED, reason)
+            raise EpisodeEnds(TRUNCATED, reason)
         return most
 
     def reply(self, turn: Turn, finished: Finished) -> dict[str, Any]:

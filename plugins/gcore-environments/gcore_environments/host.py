@@ -205,6 +205,8 @@ def checked_observation(said: Any, words: ModuleType, where: str) -> dict[str, A
     for message in fields["messages"]:
         _require_message(message, where)
     for name in ("done", "truncated"):
+        if not hasattr(fields[name], "__bool__"):  # a text such as "no" would count as true
+            raise TypeError(f"{where}: {name} must be a bool, is {_kind(fields[name])}")
         fields[name] = bool(fields[name])
     for name in ("reason", "player"):
         if not isinstance(fields[name], str):

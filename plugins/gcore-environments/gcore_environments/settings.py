@@ -99,7 +99,8 @@ class EnvironmentConfig(PlayConfig):
 
     def __post_init__(self) -> None:
         place, _, name = self.environment.rpartition(":")
-        if not place or not name.isidentifier():
+        is_module = all(part.isidentifier() for part in place.split("."))
+        if not (place.endswith(".py") or is_module) or not name.isidentifier():
             raise ConfigError(
                 f"must be file.py:Class or package.module:Class, is {self.environment!r}",
                 where="environment",

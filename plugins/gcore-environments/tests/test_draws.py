@@ -217,7 +217,44 @@ def test_an_episode_ends_where_the_context_is_full(make: Make) -> None:
 
 def test_a_prompt_that_fills_the_context_fails(make: Make) -> None:
     (record,) = play(make(context_length=5), [request(0)]).values()
-    assert (record.status, record.reason) == (FAILED, "context")
+    assert record.status == FAILED
+    assert record.reason == "context: it was over before the policy had said anything"
+
+
+TOOLS = """
+from gcore_environments import Tools
+
+class Adder(Tools):
+    def __init__(self, directory):
+        super().__init__()
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def rewards(self, reply):
+        return {"said": 1.0}
+"""
+PLAIN = "{% for one in messages %}{{ one.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("end", "is_told"), [("", False), ("{% if tools %}={% endif %}", True)])
+def test_a_template_that_writes_no_tools_is_told_of_once(
+    make: Make,
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+    is_told: bool,
+) -> None:
+    """The policy would never call one, and nobody would know why."""
+    monkeypatch.setattr(tokenizer, "chat_template", PLAIN + end)
+    (tmp_path / "adder.py").write_text(TOOLS)
+    draws = make(f"{tmp_path}/adder.py:Adder")
+    records = play(draws, [request(0), request(1)])
+    assert {record.status for record in records.values()} == {FINISHED}
+    warnings = [text for text in caplog.messages if "does not write tools" in text]
+    assert len(warnings) == (0 if is_told else 1)
 
 
 def test_a_turn_has_its_own_limit_and_the_environment_hears_of_it(make: Make) -> None:

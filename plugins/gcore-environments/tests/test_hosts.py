@@ -233,6 +233,7 @@ def test_what_an_environment_raises_is_said_of_its_episode_alone(
         ("content", "Unruly.step: content of a message must be a str or a list of parts, is None"),
         ("number", "Unruly.step: content of a message must be a str or a list of parts, is a int"),
         ("nothing", "Unruly.step returned no messages, so the policy is told nothing; give mess"),
+        ("done", "Unruly.step: done must be a bool, is a str"),
         ("messages", "Unruly.step: messages must be a list of dicts, is 'hello'"),
         ("nan", "Unruly.step: reward 'right' must be finite, is nan"),
         ("reward", "Unruly.step: reward 'right' must be a number, is a str"),

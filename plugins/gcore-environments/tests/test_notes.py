@@ -16,6 +16,7 @@ from gcore_environments.rewards import EPISODES, EnvironmentReward
 from gcore_environments.settings import EnvironmentConfig, EnvironmentRewardConfig
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import Prompt, RunFacts, StepReport
 from gcore_core.contract.run_files import METRICS
 from gcore_core.contract.scorer import ScoredRecord
@@ -128,3 +129,9 @@ def test_a_reward_that_is_given_at_times_is_not_told_of(caplog: pytest.LogCaptur
     reward = EnvironmentReward(EnvironmentRewardConfig(name="right"), WorkerContext(role="scorer"))
     reward.score([scored({}), scored({"right": 0.0}), *[scored({})] * 2 * EPISODES])
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("place", ["games/game:Game", "game.py", "game.py:a b", ":Game", "a..b:C"])
+def test_what_names_no_class_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be file\.py:Class or package\.module:Class"):
+        EnvironmentConfig(environment=place)

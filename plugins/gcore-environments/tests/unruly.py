@@ -132,6 +132,7 @@ class Unruly:
             "content": Observation(messages=[{"role": "user"}]),
             "number": Observation(messages=[{"role": "tool", "content": 5}]),
             "nothing": Observation(),
+            "done": Observation(done="no"),  # type: ignore[arg-type]
             "messages": Observation(messages="hello"),  # type: ignore[arg-type]
             "nan": Observation(rewards={"right": float("nan")}),
             "reward": Observation(rewards={"right": "1"}),  # type: ignore[dict-item]
