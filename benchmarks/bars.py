@@ -95,7 +95,7 @@ BARS = (
         before=TRL,
     ),
 )
-#: Bars that release 0.2 misses, by what pages quote them as.
+#: Bars that release 0.3 misses, by what pages quote them as.
 KNOWN = frozenset(
     {
         "back_to_work.fault_to_training_again_s",
