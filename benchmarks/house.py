@@ -20,7 +20,7 @@ names_to_know_for_a_new_engine  words of ``gcore_core.contract``, ``gcore_core.k
 
 Of the kernel, which is the core without its test kit, and what is in its way:
 
-distributions                   the core and what lies in plugins/, at most 18
+distributions                   the core and what lies in plugins/, at most 19
 kernel_code_lines               without docstrings, comments and blank lines
 nodes_per_line                  AST nodes a line of code, at most 5.2: short is not dense
 lines_over_90_columns_share     of these lines
@@ -312,7 +312,7 @@ def kernel() -> list[Claim]:
     text = read_text(kernel_files())
     wide = text.wide / text.code
     return [
-        Claim("distributions", len(packages()), "distributions", bar=18, op="<="),
+        Claim("distributions", len(packages()), "distributions", bar=19, op="<="),
         Claim("kernel_code_lines", text.code, "lines"),
         Claim("nodes_per_line", text.nodes / text.code, "AST nodes", bar=5.2, op="<="),
         Claim("lines_over_90_columns_share", wide, "of lines of code"),

@@ -122,6 +122,13 @@ FEATURES = (
     Feature("controller.config.truncated", "mask"),
     Feature("controller.config.push_delta", "always"),
     Feature("filter.use", "core/varied"),
+    Feature(
+        "environment",
+        {
+            "use": "environments",
+            "config": {"environment": f"{TASK.with_name('calculator')}/calculator.py:Calculator"},
+        },
+    ),
     Feature("placement.use", "placement"),
     Feature("placement.sleep_in_training", "always"),
     Feature("placement.sleep_in_rollout", "always"),
