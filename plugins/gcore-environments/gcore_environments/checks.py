@@ -33,7 +33,7 @@ def host_problems(plan: Mapping[str, Any], here: bool) -> Iterator[str]:
 
     here: whether they start on this machine.
     """
-    section = plan["environment"]
+    section = plan.get("environment")
     if not here or not section or section["use"].split("/")[0] != "environments":
         return
     config = section["config"] or {}

@@ -32,6 +32,8 @@ _MOST_BYTES = 32 << 20  # of a request
 _IDLE_S = 600.0
 _POLL_S = 0.05  # how often the server looks whether it is to end
 _MOST_IGNORED = 1000  # characters of the header that names fields without effect
+_MOST_TOLD = 32  # refusals that the log has, of different texts
+_TOLD_CHARACTERS = 500
 _LOG = logging.getLogger(__name__)
 
 Key = tuple[int, int]
@@ -69,6 +71,7 @@ class EndpointServer:
         self._begun = 0
         self._waiting: dict[Key, set[Asked]] = defaultdict(set)
         self._closed = False
+        self._told: set[str] = set()  # texts of refusals that the log has
         self._http = _Http(self)
         self.url = f"http://{LOOPBACK}:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(
@@ -105,6 +108,20 @@ class EndpointServer:
         self._http.server_close()
         self._http.cut_connections()
         self._thread.join()
+
+    def tell(self, refused: Refused) -> None:
+        """Logs why a request is refused, each text once: many clients show the status alone."""
+        if refused.text in (_over().text, _closed().text):
+            return  # no fault of the agent's
+        with self._lock:
+            if refused.text in self._told or len(self._told) == _MOST_TOLD:
+                return
+            self._told.add(refused.text)
+        _LOG.warning(
+            "a request of an agent is refused (status %d): %s",
+            refused.status,
+            refused.text[:_TOLD_CHARACTERS],
+        )
 
     def _sign(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
@@ -243,6 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(dialect, Refused(500, f"The endpoint has failed: {type(error).__name__}."))
 
     def _refuse(self, dialect: Dialect | None, refused: Refused) -> None:
+        self.server.endpoint.tell(refused)
         error = dialect.error(refused) if dialect else error_of(refused)
         self._send(error, refused.status)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from gcore_environments import conformance
 from gcore_environments.advantages import TurnAdvantage, TurnsConfig
 from gcore_language.action_advantages import ComparesRecords, per_action
-from gcore_testing import ActionAdvantageContract
 
 from gcore_core.contract.algorithms import ActionAdvantage, ActionScalars
 from gcore_core.contract.errors import ConfigError, ContractError
@@ -83,33 +83,12 @@ def of_turns(records: list[TrainRecord], rewards: list[float] | None = None, **c
     ]
 
 
-class OfOneRecord(TurnAdvantage):
-    """Compares each record with an episode that earned nothing."""
-
-    def per_action(self, record: ActionScalars) -> tuple[np.ndarray, np.ndarray]:
-        count = len(record.mask)
-        ends = np.flatnonzero(record.mask) + 1
-        spans = [(end - 1, end, 0, 0) for end in ends]
-        columns = {
-            "prompt_ids": np.array([5], np.int32),
-            "action_ids": np.zeros(count, np.int32),
-            "action_mask": record.mask.astype(np.uint8),
-            "turn_reward": np.where(record.mask, record.columns["turn_reward"], 0.0),
-            "turns": np.array(spans, np.int32).reshape(-1, 4),
-            "sequences": np.array([(0, -1, 1)], np.int32),
-        }
-        made = TrainRecord(ordinal=0, sample=0, minibatch=0, columns=columns)
-        terms = self.terms(made, record.reward)
-        sums = {name: (sum(v for v, _ in own), len(own) + 1.0) for name, own in terms.items()}
-        return self.compared(made, record.reward, sums)
+class TestCompared(conformance.TestTurns):
+    pass
 
 
-class TestCompared(ActionAdvantageContract):
-    """What is computed of a record beside another keeps the contract."""
-
-    @pytest.fixture(params=[True, False])
-    def advantage(self, request):
-        return OfOneRecord(TurnsConfig(rest=request.param))
+class TestComparedWithoutTheRest(conformance.TestTurns):
+    config: ClassVar[dict[str, Any]] = {"rest": False}
 
 
 def test_a_trainer_that_compares_no_records_is_refused():

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 from gcore_environments.scripted import ScriptedEngine
-from gcore_testing import EnvironmentContract
+from gcore_testing import EnvironmentContract, PluginContract
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.factories import import_file
@@ -36,6 +36,10 @@ class Adder:
     async def close(self):
         pass
 """
+
+
+class TestPlugin(PluginContract):
+    provider = "environments"
 
 
 class TestEpisodes(EnvironmentContract):

@@ -120,6 +120,19 @@ def test_a_sampling_value_that_is_not_the_policys_is_refused_by_name(name: str, 
         assert policy.seen == []
 
 
+def test_the_log_says_once_why_requests_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Many clients raise the status alone, and then nobody knows what to change."""
+    with ScriptedPolicy() as policy, Agent(policy.endpoint) as agent:
+        for _ in range(3):
+            agent.refused(temperature=0.1)
+        assert agent.post("/v1/embeddings")[0] == 404
+        policy.endpoint.forget((0, 0))
+        assert agent.refused()[0] == 404
+    first, second = caplog.messages
+    assert first.startswith("a request of an agent is refused (status 400): temperature")
+    assert "(status 404): Nothing is served at /v1/embeddings" in second
+
+
 def test_the_policys_own_sampling_values_may_be_repeated() -> None:
     with ScriptedPolicy(temperature=0.7, top_p=0.9, top_k=20) as policy:
         with Agent(policy.endpoint) as agent:

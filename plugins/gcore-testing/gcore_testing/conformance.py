@@ -196,6 +196,8 @@ def _refusal_of_defaults(item: Provided) -> str:
         if item.kind == "environment":
             arguments.append(fake.FakeGenerator(fake.FakeGeneratorConfig(), context))
         try:
+            if item.spec.config is not None:
+                item.spec.config()
             for _ in closing(make(item.spec, {}, *arguments)):
                 pass
         except ConfigError as error:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 MINE = """
 from gcore_core import hookimpl
 from gcore_core.contract.providers import (BalancerProvider, FilterProvider, GeneratorProvider, ObjectiveProvider)
-from gcore_mine_settings import Settings
+from gcore_mine_settings import Either, Settings
 
 @hookimpl
 def gcore_balancers():
@@ -37,6 +37,7 @@ def gcore_balancers():
 @hookimpl
 def gcore_filters():
     yield FilterProvider(summary="needs a number", factory="gcore_mine_settings:Strict", config=Settings)
+    yield FilterProvider(name="either", summary="needs one", factory="gcore_mine_settings:Strict", config=Either)
 
 @hookimpl
 def gcore_generators():
@@ -54,6 +55,15 @@ from gcore_core.contract.errors import ConfigError
 @dataclass(frozen=True)
 class Settings:
     limit: int
+
+@dataclass(frozen=True)
+class Either:
+    least: int = 0
+    most: int = 0
+
+    def __post_init__(self):
+        if not (self.least or self.most):
+            raise ConfigError("least or most must be given", where="least")
 
 class Bad:
     def __init__(self, config):
@@ -221,6 +231,10 @@ def test_every_provider_is_tested_by_its_contract_or_listed_as_left_out(
         "left out: filter mine (it needs settings (limit); bring a contract that gives them)"
         in output
     )
+    assert (
+        "left out: filter mine/either (its defaults do not make it: least: least or most must be "
+        "given Bring a contract that gives more)"
+    ) in output
     assert (
         "left out: generator mine (its defaults do not make it: roles.contract.model.path: it "
         "needs a model. Bring a contract that gives more)"

@@ -28,7 +28,7 @@ from gcore_core.config import catalog
 from gcore_core.config.plan import load_plan
 from gcore_core.config.plugin_description import default_traits
 from gcore_core.config.plugins import Plugins, Provided
-from gcore_core.contract.errors import GcoreError, PluginBroken
+from gcore_core.contract.errors import ConfigError, GcoreError, PluginBroken
 from gcore_core.contract.factories import import_attribute, import_source, reference_to
 from gcore_core.contract.job_settings import JobSettings, RewardSettings, RoleSettings
 from gcore_core.contract.memory import MemoryNeed, WorkerShape
@@ -339,12 +339,18 @@ def _heavy_modules(program: str, words: list[str]) -> list[str]:
 
 
 def _defaults_are_allowed(config: type) -> bool:
-    """Says whether every field of the class has a default."""
-    return all(
+    """Says whether every field of the class has a default, and these make an object."""
+    if not all(
         field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
         for field in dataclasses.fields(config)
         if field.init
-    )
+    ):
+        return False
+    try:
+        config()
+    except ConfigError:
+        return False
+    return True
 
 
 def is_met(requirement: str) -> bool:
