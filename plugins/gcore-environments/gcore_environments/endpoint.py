@@ -37,12 +37,20 @@ _TOLD_CHARACTERS = 500
 _LOG = logging.getLogger(__name__)
 
 Key = tuple[int, int]
+#: An episode and the number of its try: an episode that is drawn again has another number.
+Try = tuple[Key, int]
 
 
 class EndpointServer:
-    """Puts what agents ask into ``asked``, and sends them what is answered there.
+    """Puts what agents ask into the queue ``asked``, and sends them the answers.
 
-    url: the base that clients get, with ``/v1``.
+    asked: who reads it answers each request by its ``reply`` or ``refuse``, on any thread.
+    model: the name of the policy that agents are told.
+    temperature, top_p, top_k: how the policy is sampled. A request may repeat them, and is refused
+        with another value. top_k 0: all tokens.
+    context_length: most ids of a prompt and its answer; 0: unknown.
+    vocabulary: ids from this number on are refused in a prompt by ids; 0: unknown.
+    url: the base address for clients, which ends with ``/v1``.
     """
 
     def __init__(
@@ -67,8 +75,8 @@ class EndpointServer:
         self._asked = asked
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
-        self._lives: dict[Key, int] = {}
-        self._begun = 0
+        self._tries: dict[Key, int] = {}  # of the episodes that are played now
+        self._begun = 0  # tries so far
         self._waiting: dict[Key, set[Asked]] = defaultdict(set)
         self._closed = False
         self._told: set[str] = set()  # texts of refusals that the log has
@@ -80,25 +88,27 @@ class EndpointServer:
         self._thread.start()
 
     def key(self, key: Key) -> str:
-        """Begins an episode, and returns what its agent must show. Begun again, it has another
-        key, and what runs on from before is refused.
+        """Begins an episode, or a new try of it, and returns the key that its agent must show.
+
+        The key of an earlier try is dead: whatever still runs of that try is refused.
         """
         self.forget(key)
         with self._lock:
             self._begun += 1
-            self._lives[key] = self._begun
+            self._tries[key] = self._begun
             name = f"{key[0]}.{key[1]}.{self._begun}"
         return f"{name}.{self._sign(name)}"
 
     def forget(self, key: Key) -> None:
-        """Ends an episode: its key is dead, and whoever waits is told so."""
+        """Ends an episode: its key is dead, and each agent that waits for an answer is refused."""
         with self._lock:
-            self._lives.pop(key, None)
+            self._tries.pop(key, None)
             waiting = self._waiting.pop(key, set())
         for one in waiting:
             one.refuse(_over())
 
     def close(self) -> None:
+        """Refuses all agents, cuts their connections and ends the server's thread."""
         with self._lock:
             self._closed = True
             waiting = [one for these in self._waiting.values() for one in these]
@@ -110,7 +120,10 @@ class EndpointServer:
         self._thread.join()
 
     def tell(self, refused: Refused) -> None:
-        """Logs why a request is refused, each text once: many clients show the status alone."""
+        """Logs why a request is refused, each text once, since many clients show only the status.
+
+        At most 32 texts are logged.
+        """
         if refused.text in (_over().text, _closed().text):
             return  # no fault of the agent's
         with self._lock:
@@ -126,8 +139,11 @@ class EndpointServer:
     def _sign(self, name: str) -> str:
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
-    def episode_of(self, shown: str) -> Key:
-        """The episode whose key this is. Raises ``Refused`` where it is none, or has ended."""
+    def try_of(self, shown: str) -> Try:
+        """Returns the try of an episode whose key this is.
+
+        Raises Refused: 401 for what is no key, 404 for the key of a try that has ended.
+        """
         name, _, signature = shown.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(name).encode()):
             raise Refused(
@@ -135,14 +151,19 @@ class EndpointServer:
                 "This is not the key of an episode. Send the api_key that the program was given, "
                 "as `Authorization: Bearer KEY`.",
             )
-        ordinal, sample, life = map(int, name.split("."))
+        ordinal, sample, number = map(int, name.split("."))
         with self._lock:
-            if self._lives.get((ordinal, sample)) != life:
+            if self._tries.get((ordinal, sample)) != number:
                 raise _over()
-        return ordinal, sample
+        return (ordinal, sample), number
 
-    def ask(self, episode: Key, wish: Wish) -> Drawn:
-        """Waits until the policy has spoken, or the request is refused."""
+    def ask(self, one_try: Try, wish: Wish) -> Drawn:
+        """Puts a request into the queue, and waits until the policy has answered it.
+
+        Raises Refused, also where the try has ended since its key was looked at: a request of an
+        earlier try must not become a turn of the next one.
+        """
+        episode, number = one_try
         asked = Asked(
             key=episode,
             kind=wish.kind,
@@ -155,7 +176,7 @@ class EndpointServer:
         with self._lock:
             if self._closed:
                 raise _closed()
-            if episode not in self._lives:
+            if self._tries.get(episode) != number:
                 raise _over()
             self._waiting[episode].add(asked)
         self._asked.put(asked)
@@ -225,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Says nothing: an agent's requests are in its record."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library refuses, in the form of all errors here."""
+        """Sends what the standard library refuses in the form of all errors here."""
         self.close_connection = True
         self._send(error_of(Refused(code, message or "This is no request.")), code)
 
@@ -235,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = self._path()
             if path == "/health":
                 return self._send({"status": "ok"})
-            self.server.endpoint.episode_of(self._key())
+            self.server.endpoint.try_of(self._key())
             if path != "/v1/models":
                 raise Refused(404, f"Nothing is served at {path}.")
         except Refused as refused:
@@ -247,10 +268,10 @@ class _Handler(BaseHTTPRequestHandler):
         dialect = find(path)
         try:
             raw = self._read()
-            episode = self.server.endpoint.episode_of(self._key())
+            one_try = self.server.endpoint.try_of(self._key())
             if dialect is None:
                 raise Refused(404, f"Nothing is served at {path}.")
-            self._answer(dialect, episode, _parsed(raw))
+            self._answer(dialect, one_try, _parsed(raw))
         except Refused as refused:
             self._refuse(dialect, refused)
         except ConnectionError:
@@ -264,10 +285,10 @@ class _Handler(BaseHTTPRequestHandler):
         error = dialect.error(refused) if dialect else error_of(refused)
         self._send(error, refused.status)
 
-    def _answer(self, dialect: Dialect, episode: Key, body: dict[str, Any]) -> None:
+    def _answer(self, dialect: Dialect, one_try: Try, body: dict[str, Any]) -> None:
         endpoint = self.server.endpoint
         wish = dialect.read(body, endpoint.policy)
-        drawn = endpoint.ask(episode, wish)
+        drawn = endpoint.ask(one_try, wish)
         whole = dialect.write(wish, drawn, endpoint.policy)
         ignored = ", ".join(name for name in wish.ignored if name.isascii() and name.isprintable())
         if wish.stream:
@@ -279,7 +300,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send_bytes(_json(whole).encode(), "application/json", 200, ignored)
 
     def _path(self) -> str:
-        """The path with one ``/v1`` where a client put its own before or behind that of the url."""
+        """Returns the path, with one ``/v1`` where a client added its own to that of the url."""
         path = self.path.partition("?")[0].rstrip("/")
         return path.replace("/v1/v1/", "/v1/").replace("/v1/inference/v1/", "/inference/v1/")
 
@@ -288,7 +309,10 @@ class _Handler(BaseHTTPRequestHandler):
         return bearer.removeprefix("Bearer ") or self.headers.get("x-api-key", "")
 
     def _read(self) -> bytes:
-        """The body. It is read before anything is refused, so that the connection can go on."""
+        """Returns the body of the request.
+
+        It is read before anything is refused, so that the connection can go on.
+        """
         if self.headers.get("transfer-encoding"):
             self.close_connection = True
             raise Refused(411, "Send the body in one piece, with its content-length.")
@@ -305,7 +329,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_bytes(_json(body).encode(), "application/json", status)
 
     def _send_bytes(self, data: bytes, kind: str, status: int, ignored: str = "") -> None:
-        """One write: head and body in one packet."""
+        """Sends head and body in one write, so that they can go in one packet."""
         phrase, _ = self.responses.get(status, ("", ""))
         head = [f"HTTP/1.1 {status} {phrase}", f"content-type: {kind}"]
         head.append(f"content-length: {len(data)}")

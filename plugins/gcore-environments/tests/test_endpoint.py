@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gcore_environments.endpoint import Asked
+from gcore_environments.questions import Refused, Wish
 
 from tests.support.http_agent import ADD, USER, Agent
 from tests.support.scripted_policy import END, ScriptedPolicy, text_of
@@ -254,6 +255,19 @@ def test_a_key_is_dead_with_its_episode_and_a_new_try_has_another() -> None:
             later.chat(USER)
             policy.endpoint.forget((-7, 0))
             assert later.refused()[0] == 404
+
+
+def test_a_request_of_an_earlier_try_never_becomes_a_turn_of_the_next() -> None:
+    """Its key was looked at, and then, while its body was read, the episode was drawn again."""
+    with ScriptedPolicy() as policy:
+        before = policy.endpoint.try_of(policy.endpoint.key((3, 0)))
+        now = policy.endpoint.try_of(policy.endpoint.key((3, 0)))
+        wish = Wish(messages=[USER])
+        with pytest.raises(Refused, match="over"):
+            policy.endpoint.ask(before, wish)
+        assert policy.seen == []
+        policy.endpoint.ask(now, wish)
+        assert len(policy.seen) == 1
 
 
 def test_who_waits_when_the_episode_ends_is_told_so() -> None:
