@@ -82,7 +82,10 @@ class EpisodeDraws:
         # agents' requests come through the same queue, so that one wait is enough
         self._inbox: queue.Queue[Any] = cast("queue.Queue[Any]", self._hosts.replies)
         self._endpoint = EndpointServer(
-            self._inbox, temperature=engine.temperature, context_length=engine.context_length
+            self._inbox,
+            temperature=engine.temperature,
+            context_length=engine.context_length,
+            vocabulary=len(engine.tokenizer),
         )
         self._episodes: dict[Key, Episode] = {}
         self._over: list[Finished] = []

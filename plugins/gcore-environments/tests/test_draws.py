@@ -406,6 +406,46 @@ def test_programs_of_a_deterministic_run_have_their_turns_together(make: Make) -
     assert {record.status for record in records.values()} == {FINISHED}
 
 
+PROMPTS = """
+import asyncio
+import json
+import urllib.error
+import urllib.request
+
+
+class Prompts:
+    def __init__(self, directory):
+        pass
+
+    async def run(self, row, seed, endpoint):
+        prompts = ([5, 10**6], [5, 6])
+        found = [await asyncio.to_thread(ask, endpoint, ids) for ids in prompts]
+        return {str(n): float(status) for n, status in enumerate(found)}
+
+
+def ask(endpoint, ids):
+    request = urllib.request.Request(
+        endpoint.base_url.removesuffix("/v1") + "/inference/v1/generate",
+        json.dumps({"token_ids": ids}).encode(),
+        {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+"""
+
+
+def test_an_id_that_the_model_lacks_is_refused_before_an_engine_reads_it(
+    make: Make, tmp_path: Path
+) -> None:
+    """An engine on a GPU would end with all that it draws."""
+    (tmp_path / "prompts.py").write_text(PROMPTS)
+    (record,) = play(make(f"{tmp_path}/prompts.py:Prompts"), [request(0)]).values()
+    assert told(record)["rewards"] == {"0": 400.0, "1": 200.0}
+
+
 def test_many_programs_ask_at_a_time(make: Make) -> None:
     records = play(make(PROGRAM, hosts=2, settings={"times": 3}), [request(n) for n in range(40)])
     assert {record.status for record in records.values()} == {FINISHED}
