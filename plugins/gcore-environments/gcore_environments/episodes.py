@@ -194,15 +194,19 @@ class Episode:
     def hear(self, asked: Asked) -> Turn:
         """Finds where an agent's request goes on; returns the turn that the policy is to have.
 
-        Raises Refused at a limit: the agent may still end by itself.
+        Raises Refused at a limit, before anything is written. The agent may still end by itself.
         """
         rules, book = self._rules, self.book
-        self._room_of_agent(read=0, most=asked.most)
+
+        def fits(read: int) -> None:
+            self._room_of_agent(read=read, most=asked.most)
+
+        fits(0)
         line = self._lines.setdefault("", Line())
         if asked.kind == IDS:
-            sequence = place_ids(book, asked.ids, rules.drift)
+            sequence = place_ids(book, asked.ids, rules.drift, fits)
         else:
-            sequence = place(book, rules.renderer, asked.messages, asked.tools, rules.drift)
+            sequence = place(book, rules.renderer, asked.messages, asked.tools, rules.drift, fits)
             line.messages, line.tools = list(asked.messages), asked.tools
         read = len(book.sequences[sequence].ids)
         most = self._room_of_agent(read=read, most=asked.most)
@@ -233,6 +237,8 @@ class Episode:
         said = self._said(ids, turn.tools)
         if asked.kind != IDS:
             answered(self.book, turn.sequence, asked.messages, asked.tools, said, asked.stop)
+            # not behind the messages of another request that came meanwhile
+            self._lines[""].messages = list(asked.messages)
         self._lines[""].messages.append(answer_of(said, asked.stop))
         asked.reply(
             Drawn(
@@ -259,8 +265,9 @@ class Episode:
         player = list(self._lines).index(turn.player)
         self.book.sampled(turn.sequence, ids, columns["logp"].tolist(), versions, player)
         if ids:
-            first = self._versions or finished.versions
-            self._versions = first[0], finished.versions[1]
+            # an agent's turns may overlap, so the turn that ends first may have begun last
+            first, last = self._versions or finished.versions
+            self._versions = min(first, finished.versions[0]), max(last, finished.versions[1])
             self._is_cut = finished.status != FINISHED
         return ids
 

@@ -1,10 +1,11 @@
-"""Where the history of an agent's request goes on.
+"""Finds where in an episode's book the history of an agent's request goes on.
 
-An agent posts all that was said, each time, and writes it anew: other spaces, arguments in another
-order. So a history is found by its messages, and continued by the ids that the policy read and
-sampled. What is no continuation becomes another sequence, and is counted by its cause:
+An agent posts the whole conversation each time, and may write it differently: with other spaces, or
+with arguments in another order. So a history is looked up by its messages, and is continued by the
+ids that the policy read and sampled. A history that continues none becomes another sequence, a
+*fork*, which is counted by its cause:
 
-    parallel    several calls from one point, or another conversation: a fork by right
+    parallel    several requests from one point, or another conversation, such as a helper's
     rewritten   an assistant's message stands there that is not what the policy said there
     template    the chat template writes the old turns otherwise once new messages follow
     boundary    the next turn begins with another token than the one that the policy ended with
@@ -14,7 +15,7 @@ Only "rewritten" and "template" are drift, which ``drift: error`` refuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gcore_environments.book import Book, Cause
@@ -27,19 +28,38 @@ _DRIFT = {
 }
 
 Messages = Sequence[dict[str, Any]]
+#: Is told how many ids the policy would read, before they are written. Raises Refused.
+Fits = Callable[[int], object]
 
 
-def place(book: Book, renderer: Renderer, messages: Messages, tools: Messages, drift: str) -> int:
-    """Returns the sequence in which the policy is to go on; what is new stands in it already.
+def _always(_: int) -> None:
+    """Lets the policy read any number of ids."""
 
-    drift: ``fork`` or ``error``. Raises ``Refused``, before anything is written.
+
+def place(
+    book: Book,
+    renderer: Renderer,
+    messages: Messages,
+    tools: Messages,
+    drift: str,
+    fits: Fits = _always,
+) -> int:
+    """Writes what is new in a history, and returns the number of the sequence that has it.
+
+    The policy's answer is to follow the ids of that sequence.
+
+    drift: "fork" or "error", for a history that is rewritten.
+    fits: refuses what the policy has no room for.
+
+    Raises Refused, before anything is written.
     """
     whole = digest(messages, tools)
     if whole in book.nodes:  # asked before: another answer from the same point
         number, end = book.nodes[whole]
+        fits(end)
         return book.start(book.sequences[number].ids[:end], "parallel")
     try:
-        number = _place(book, renderer, messages, tools, drift)
+        number = _place(book, renderer, messages, tools, drift, fits)
     except Refused:
         raise
     except Exception as error:  # a chat template is the user's program
@@ -49,8 +69,12 @@ def place(book: Book, renderer: Renderer, messages: Messages, tools: Messages, d
     return number
 
 
-def place_ids(book: Book, ids: list[int], drift: str) -> int:
-    """The same for a prompt by ids: it goes on behind the farthest turn that it repeats."""
+def place_ids(book: Book, ids: list[int], drift: str, fits: Fits = _always) -> int:
+    """Writes what is new in a prompt by ids, and returns the number of the sequence that has it.
+
+    The prompt goes on behind the farthest turn that it repeats. The rest is as in ``place``.
+    """
+    fits(len(ids))
     rewritten = _encoded_anew(book, ids)
     cause: Cause = "rewritten" if rewritten else "parallel"
     if rewritten:
@@ -69,14 +93,19 @@ def answered(
     said: Said,
     stop: Sequence[str] = (),
 ) -> None:
-    """Notes that a history with the policy's answer ends where its sequence ends now."""
+    """Notes where a history ends that the policy has just answered: where its sequence ends now.
+
+    messages: without the answer, which is ``said``.
+    """
     key = digest([*messages, answer_of(said, stop)], tools)
     book.nodes[key] = number, len(book.sequences[number].ids)
 
 
 def answer_of(said: Said, stop: Sequence[str] = ()) -> dict[str, Any]:
-    """The message that an agent gets. A text that ended the answer is not shown, as everywhere; the
-    policy has said it, and reads it in its next turn.
+    """Returns the assistant's message that an agent gets.
+
+    The text of ``stop`` that ended the answer is left out, as other services do. The policy has
+    sampled it nevertheless, and reads it in its next turn.
     """
     text = said.text
     cut = min((text.find(one) for one in stop if one in text), default=len(text))
@@ -88,11 +117,18 @@ def answer_of(said: Said, stop: Sequence[str] = ()) -> dict[str, Any]:
     return message
 
 
-def _place(book: Book, renderer: Renderer, messages: Messages, tools: Messages, drift: str) -> int:
+def _place(
+    book: Book,
+    renderer: Renderer,
+    messages: Messages,
+    tools: Messages,
+    drift: str,
+    fits: Fits,
+) -> int:
     length = _said_until(book, messages, tools)
     if not length:
         other: Cause = "rewritten" if _speaks(messages) else "parallel"
-        return _start(book, renderer, messages, tools, drift, other)
+        return _start(book, renderer, messages, tools, drift, fits, other)
     number, end = book.nodes[digest(messages[:length], tools)]
     ids, new = book.sequences[number].ids, messages[length:]
     cause: Cause = "boundary"
@@ -101,9 +137,11 @@ def _place(book: Book, renderer: Renderer, messages: Messages, tools: Messages, 
     bridge = renderer.bridge(ids[:end], new, tools)
     if bridge is None:
         cause = "rewritten" if cause == "rewritten" else "template"
-        return _start(book, renderer, messages, tools, drift, cause)
+        return _start(book, renderer, messages, tools, drift, fits, cause)
     _refuse_drift(drift, cause)
-    return book.go_on(number, end - bridge.drop, bridge.ids, cause)
+    read_on = end - bridge.drop
+    fits(read_on + len(bridge.ids))
+    return book.go_on(number, read_on, bridge.ids, cause)
 
 
 def _start(
@@ -112,6 +150,7 @@ def _start(
     messages: Messages,
     tools: Messages,
     drift: str,
+    fits: Fits,
     cause: Cause,
 ) -> int:
     if book.sequences:
@@ -119,6 +158,7 @@ def _start(
     ids = renderer.start(messages, tools)
     if not ids:
         raise Refused(400, "The chat template renders these messages as nothing.")
+    fits(len(ids))
     return book.start(ids, cause)
 
 
@@ -136,7 +176,10 @@ def _speaks(messages: Messages) -> bool:
 
 
 def _said_until(book: Book, messages: Messages, tools: Messages) -> int:
-    """How many messages end with the latest of the policy's that is there as it was said."""
+    """Returns how many messages stand up to the policy's latest answer, with it; 0 without one.
+
+    An assistant's message counts as the policy's where the book knows the history up to it.
+    """
     for length in range(len(messages) - 1, 0, -1):
         speaks = messages[length - 1]["role"] == "assistant"
         if speaks and digest(messages[:length], tools) in book.nodes:
@@ -145,7 +188,10 @@ def _said_until(book: Book, messages: Messages, tools: Messages) -> int:
 
 
 def _longest_turn(book: Book, ids: list[int]) -> tuple[int, int]:
-    """The sequence, and the end of the turn in it, that the ids repeat farthest; (-1, 0): none."""
+    """Returns the farthest turn that a prompt repeats from its beginning.
+
+    It is (number of the sequence, end of the turn among its ids), or (-1, 0) without one.
+    """
     best, found = 0, -1
     for number, one in enumerate(book.sequences):
         for span in one.spans:
@@ -164,7 +210,7 @@ def _encoded_anew(book: Book, ids: list[int]) -> bool:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """How many ids two lists begin with alike."""
+    """Returns how many ids two lists begin with alike."""
     least = min(len(one), len(other))
     if one[:least] == other[:least]:
         return least
