@@ -134,6 +134,7 @@ def test_the_episode_is_told_in_json() -> None:
     [
         ([[0, -1, 2], [9, 0, 1]], "begins"),
         ([[0, -1, 2], [2, 1, 1]], "begins with 1 ids of sequence 1"),
+        ([[0, 0, 2], [2, 0, 1]], "sequence 0 begins with 2 ids of sequence 0"),
         ([[0, -1, 2], [2, 0, 9]], "begins with 9 ids of sequence 0"),
         ([[0, -1, 2], [2, -1, 0]], "its first id was sampled"),
         ([[0, -1], [2, 0]], r"shape \[2, 2\]"),

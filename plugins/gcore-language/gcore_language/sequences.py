@@ -97,7 +97,9 @@ def trained_rows(columns: Columns) -> list[Row]:
     They are what a trainer trains on, each with the share 1 / (their number) of the record.
     """
     rows = cut(columns)
-    return [row for row in rows if row.is_trained] or rows[:1] if len(rows) > 1 else rows
+    if len(rows) == 1:
+        return rows  # also a record without a mask
+    return [row for row in rows if row.is_trained] or rows[:1]
 
 
 def join(columns: Columns, rows: Sequence[Row], values: Sequence[np.ndarray]) -> np.ndarray:
@@ -169,7 +171,7 @@ def _problem_of(columns: Columns) -> str:
     lengths: list[int] = []  # ids of each sequence
     ends = np.append(begins[1:], actions)
     for number, (begin, parent, shared) in enumerate(table.tolist()):
-        if number == 0:
+        if number == 0 and parent < 0:
             shared = len(columns["prompt_ids"])
         elif parent >= number or (parent >= 0 and not 1 <= shared <= lengths[parent]):
             return f"says that sequence {number} begins with {shared} ids of sequence {parent}"
