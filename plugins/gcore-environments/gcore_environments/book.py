@@ -1,8 +1,8 @@
-"""Keeps the tokens of one episode, exactly as an engine read and said them.
+"""Keeps the tokens of one episode, exactly as an engine read and sampled them.
 
-Ids are only ever appended. What the next prompt rewrites, and a second answer to one prompt, become
-another sequence, which shares with an earlier one the ids that both begin with. An example: a tool
-answers two calls that were asked from one point.
+Ids are only ever appended. Where a prompt changes what was said before, or asks a second time from
+the same point, another sequence begins. It shares with an earlier one the ids that both begin with.
+An example: the policy is asked twice from one point, and a tool answers each of the two calls.
 
     0   system user | call A | answer A | words
     1   system user | call B | answer B | words       parent 0, shared: system user
@@ -22,15 +22,16 @@ Cause = Literal["rewritten", "parallel", "template", "player", "boundary"]
 
 @dataclass
 class Sequence:
-    """Holds what a model read and said in one line of the conversation.
+    """Holds the ids that a model read and sampled in one line of the conversation.
 
-    ids: all of it. The first ``shared`` are those of the sequence ``parent``.
-    parent: number of a sequence, -1 where it shares nothing.
-    spans: (begin, end, version, player) of each turn in ``ids``: what a policy sampled. The version
-        is that of its first action. All other ids were given.
-    logp: log-probs of what was sampled, in order.
-    versions: of the weights that sampled each of these ids.
-    rewards: one number a span.
+    ids: all of them, in order. The first ``shared`` are those of the sequence ``parent``.
+    parent: number of an earlier sequence; -1 where it shares nothing.
+    shared: how many ids it has in common with its parent.
+    spans: (begin, end, version, player) of each turn that a policy sampled here: its places in
+        ``ids``, the version of its first action, and the player's number. All other ids were given.
+    logp: of each sampled id, in order: its log-prob.
+    versions: of each sampled id, in order: the version of the weights.
+    rewards: of each span, in order: its reward.
     """
 
     ids: list[int]
@@ -45,23 +46,23 @@ class Sequence:
 class Book:
     """Holds the sequences of one episode.
 
-    ``start``, ``go_on`` and ``by_ids`` return the number of the sequence that is asked for next:
-    its ids are the prompt, and ``sampled`` brings the answer. Until that has come, nothing is
-    appended to it: who asks from the same point meanwhile gets a fork.
+    ``start``, ``go_on`` and ``by_ids`` write a prompt and return the number of the sequence that
+    has it: all its ids are that prompt. ``sampled`` appends the answer. Until it has come, nothing
+    else is appended there: another request from the same point becomes a fork.
 
     sequences: in the order in which they began.
     nodes: digest of a history of messages -> (sequence, how many of its ids tell that history).
-    forks: how many sequences but the first began, by cause: "rewritten" (a prompt is no
-        continuation), "parallel" (a second answer from one point), "template" (the chat template
-        writes earlier turns anew), "player" (another one reads something else), "boundary" (an end
-        token was sampled that is not read on).
+    forks: how many sequences began behind the first one, by cause: "rewritten" (a prompt changes
+        what was said), "parallel" (a second answer from one point), "template" (the chat template
+        writes earlier turns differently), "player" (another player's conversation), "boundary" (the
+        template goes on from another end token than the sampled one).
     """
 
     def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.nodes: dict[bytes, tuple[int, int]] = {}
         self.forks: Counter[str] = Counter()
-        self._asked: set[int] = set()
+        self._unanswered: set[int] = set()
         self._latest = -1
 
     @property
@@ -70,12 +71,14 @@ class Book:
         return sum(len(one.logp) for one in self.sequences)
 
     def start(self, ids: SequenceOf[int], cause: Cause = "rewritten") -> int:
-        """Begins another sequence, and returns its number.
+        """Begins another sequence with a prompt, and returns its number.
 
-        It shares the longest beginning that it has with one that is there, but not its last id,
-        which predicts what is sampled.
+        It shares the longest beginning that it has in common with an earlier sequence. Its last id,
+        which predicts the first sampled one, is always its own.
 
         cause: why it is a fork, unless it is the first sequence.
+
+        Raises ContractError for a prompt without an id.
         """
         ids = list(ids)
         if not ids:
@@ -92,13 +95,16 @@ class Book:
     def go_on(
         self, number: int, length: int, given: SequenceOf[int], cause: Cause = "parallel"
     ) -> int:
-        """Appends ids that no policy said, and returns the number of the sequence that has them.
+        """Appends given ids, and returns the number of the sequence that has them.
 
-        It is another sequence, a fork, where more than ``length`` ids stand there already, or where
-        an answer to these is still awaited.
+        It is another sequence, a fork, where the sequence has more than ``length`` ids already, or
+        where an answer to its ids is still awaited.
 
-        length: ids of the sequence behind which they are written, at least 1.
+        number: of the sequence that is continued.
+        length: behind how many of its ids the given ones are written, at least 1.
         cause: why it forks, if it does.
+
+        Raises ContractError for a length that the sequence does not have.
         """
         one = self.sequences[number]
         if not 1 <= length <= len(one.ids):
@@ -106,18 +112,18 @@ class Book:
                 f"a turn goes on behind {length} ids of sequence {number}, which has "
                 f"{len(one.ids)}: give a length of 1 to {len(one.ids)}."
             )
-        if length < len(one.ids) or number in self._asked:
+        if length < len(one.ids) or number in self._unanswered:
             return self._begin([*one.ids[:length], *given], number, length, cause)
         one.ids += given
-        self._asked.add(number)
+        self._unanswered.add(number)
         return number
 
     def by_ids(self, ids: SequenceOf[int]) -> int:
-        """Takes a whole prompt by ids, and returns the number of the sequence that it is.
+        """Takes a whole prompt by ids, and returns the number of the sequence that has it.
 
-        It goes on with the sequence that it begins with, up to the end of a turn. A prompt that
-        leaves an earlier one between two turns is a second answer from that point ("parallel");
-        one that leaves it within a turn says what was sampled otherwise ("rewritten").
+        It continues the sequence with which it has most ids in common. A prompt that differs from
+        it in given ids asks a second time from that point ("parallel"); one that differs from it
+        within a turn changes what was sampled ("rewritten").
         """
         ids = list(ids)
         best, number = 0, -1
@@ -140,10 +146,13 @@ class Book:
         versions: SequenceOf[int],
         player: int = 0,
     ) -> None:
-        """Appends what a policy said to a prompt; without an id it has said nothing.
+        """Appends the answer to a prompt. Without ids the policy has said nothing.
 
-        logp, versions: of each id.
-        player: who said it.
+        number: of the sequence that has the prompt.
+        logp, versions: one of each for every id.
+        player: number of the player that said it.
+
+        Raises ContractError where their lengths differ.
         """
         if not len(ids) == len(logp) == len(versions):
             raise ContractError(
@@ -151,7 +160,7 @@ class Book:
                 "versions: an engine must give one of each for every id."
             )
         one = self.sequences[number]
-        self._asked.discard(number)
+        self._unanswered.discard(number)
         if not len(ids):
             return
         begin = len(one.ids)
@@ -163,7 +172,7 @@ class Book:
         self._latest = number
 
     def reward(self, value: float, number: int = -1) -> None:
-        """Adds a reward to the latest turn of a sequence; nothing where nothing was sampled in it.
+        """Adds a reward to the latest turn of a sequence. One without a turn is left as it is.
 
         number: of the sequence; -1: the one that was sampled last.
         """
@@ -175,7 +184,7 @@ class Book:
         if self.sequences:
             self.forks[cause] += 1
         self.sequences.append(Sequence(ids, parent if shared else -1, shared))
-        self._asked.add(len(self.sequences) - 1)
+        self._unanswered.add(len(self.sequences) - 1)
         return len(self.sequences) - 1
 
 

@@ -1,9 +1,9 @@
-"""Encodes what a template writes such that no content becomes a special token.
+"""Encodes what a chat template writes such that no content becomes a special token.
 
-A tokenizer reads the text of a special token as that token, whoever wrote it, so a tool's answer
-could end a turn and begin another. Here such texts in contents are marked before the template
-writes them, and what stands between two marks is encoded as any text is. What the template itself
-writes is encoded as always.
+A tokenizer takes the text of a special token for that token, whoever wrote it. So a tool's answer
+could end a turn and begin another. Here such texts in contents get a mark in front and another
+behind, before the template writes them. What then stands between two marks is encoded as plain
+text, and what the template itself writes is encoded as usual.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class ContentEncoder:
 
         behind: text of the token that stands in front of it, "" for none.
 
-        Raises DataError where the text of a special token does not stand in what is written as it
-        is in a content; what ``write`` raises.
+        Raises DataError where the template changes a content that has the text of a special token.
+        It raises what ``write`` raises, too.
         """
         text = write(messages, tools)
         if text is None:

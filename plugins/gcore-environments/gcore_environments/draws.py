@@ -1,13 +1,16 @@
-"""Draws records by playing episodes: what the core asks of an engine, around an engine.
+"""Plays an episode for each sample that the core asks for, and returns its record.
+
+It stands between the core and the engine, and the core calls it as it would call the engine:
 
     requests -> submit -> open (host) -> observation -> turn (engine) -> reply (host) -> ...
-    step <- one record an episode
+    step <- one record for each episode that has ended
 
-Hosts are the processes in which environments run. What they say, and what agents ask by the
-endpoint, comes through one inbox, which is read in ``step``: no other thread touches an episode.
+A *host* is a process in which environments run. Messages of hosts, and requests that agents send to
+the endpoint, come through one inbox. It is read in ``step`` alone, so no other thread touches an
+episode.
 
-In a deterministic run the engine rests while an environment owes an answer, since the batch must
-not depend on who was quick.
+In a deterministic run the engine is not advanced while an environment owes an observation: which
+turns are drawn together must not depend on which environment was quick.
 """
 
 from __future__ import annotations
@@ -35,19 +38,22 @@ from gcore_environments.turns import Key, Turn, Turns
 
 log = logging.getLogger(__name__)
 
-#: How long a step waits for environments when the engine has nothing to do.
+#: Seconds that a step waits for environments when the engine has nothing to do.
 _WAIT_S = 0.02
-#: How often the clocks of all episodes are looked at.
+#: Seconds between two looks at the clocks of all episodes.
 _LOOKS_EVERY_S = 0.05
-#: Characters of an environment's error that a record's reason has.
+#: Most characters of a record's reason, in which an environment's error may stand.
 _REASON_CHARACTERS = 120
 
 
 class EpisodeDraws:
     """Plays an episode for each request, in the environment of the settings.
 
-    It implements Draws of ``gcore_core.contract.generator``. A request that is no sample of a row,
-    such as a reward's question, goes to the engine as it is.
+    It implements Draws of ``gcore_core.contract.generator``. A request that is not for a sample,
+    such as a reward's question, goes to the engine unchanged.
+
+    Raises ConfigError where the environment's processes cannot be confined, and OSError where their
+    interpreter cannot be started.
     """
 
     def __init__(self, config: PlayConfig, context: WorkerContext, generator: Generator) -> None:
@@ -88,7 +94,7 @@ class EpisodeDraws:
             vocabulary=len(engine.tokenizer),
         )
         self._episodes: dict[Key, Episode] = {}
-        self._over: list[Finished] = []
+        self._records: list[Finished] = []
         self._looked_at = 0.0  # at the clocks of episodes
         self._starts_failed = 0  # how many hosts in a row ended before they were ready
         self._tools_looked_at = False
@@ -96,7 +102,7 @@ class EpisodeDraws:
     # -- the four verbs ----------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Opens an episode for each sample."""
+        """Opens an episode for each sample, and hands questions to the engine."""
         questions = [one for one in requests if one.ordinal >= FIRST_QUESTION]
         if questions:
             self._turns.ask(questions)
@@ -105,33 +111,37 @@ class EpisodeDraws:
                 self._open(request)
 
     def step(self) -> list[Finished]:
-        """Hears what environments say, and advances the engine. Returns the records that ended."""
+        """Takes what environments say, advances the engine, and returns the records that ended.
+
+        Raises WorkerError where the environment's processes do not start.
+        """
         self._hear()
         self._end_late()
         if not self._rests():
             turns, answers = self._turns.step()
-            self._over += answers
+            self._records += answers
             for turn, finished in turns:
-                self._drawn(turn, finished)
-        over, self._over = self._over, []
+                self._policy_spoke(turn, finished)
+        over, self._records = self._records, []
         return over
 
     def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
-        """Ends episodes now, with what the policy has said; those that have ended are as they are.
+        """Ends episodes now, and returns their records with what the policy has said so far.
 
-        A turn that is under way goes into its record as far as it came.
+        A turn that the engine is drawing goes into the record as far as it has come. An episode
+        that has ended already, and whose record was not returned yet, keeps its status.
         """
         named = set(keys)
-        self._over += self._turns.end_questions(keys)
+        self._records += self._turns.end_questions(keys)
         for key in keys:
             if key in self._episodes:
                 self._finish(self._episodes[key], ABORTED, "")
-        ended = [one for one in self._over if _key(one) in named]
-        self._over = [one for one in self._over if _key(one) not in named]
+        ended = [one for one in self._records if _key(one) in named]
+        self._records = [one for one in self._records if _key(one) not in named]
         return ended
 
     def close(self) -> None:
-        """Ends all processes of environments, and refuses agents. The engine stays open."""
+        """Ends all processes of environments, and refuses agents. It leaves the engine open."""
         self._endpoint.close()
         self._hosts.close()
         self._episodes.clear()
@@ -139,10 +149,10 @@ class EpisodeDraws:
     # -- what environments and agents say ----------------------------------------------------------
 
     def _hear(self) -> None:
-        """Takes all that has come; waits a little where nothing else can be done."""
+        """Takes all messages that have come; waits a little where nothing else can be done."""
         until = time.monotonic() + _WAIT_S
         while True:
-            waits = not self._over and (not self._turns or self._rests())
+            waits = not self._records and (not self._turns or self._rests())
             left_s = max(0.0, until - time.monotonic()) if waits else 0.0
             try:
                 came = self._inbox.get(timeout=left_s)
@@ -151,54 +161,54 @@ class EpisodeDraws:
             self._take(came)
 
     def _rests(self) -> bool:
-        """Whether the engine is to rest, since an environment owes an answer."""
+        """Whether the engine must not be advanced, since an environment owes an observation."""
         return self._context.deterministic and any(
             episode.waits_since is not None for episode in self._episodes.values()
         )
 
     def _take(self, came: Asked | tuple[Host, dict[str, Any]]) -> None:
         if isinstance(came, Asked):
-            self._asked(came)
+            self._agent_asks(came)
             return
         host, message = came
         if not self._hosts.is_current(host):
             return
         if message.get("ready"):
-            self._ready(host)
+            self._host_is_ready(host)
         elif message.get("lost"):
-            self._ended(host, str(message.get("error") or ""), bool(message.get("fatal")))
+            self._host_ended(host, str(message.get("error") or ""), bool(message.get("fatal")))
         elif "late" in message:
-            self._told_who(host, message.get("current"))
+            self._host_names(host, message.get("current"))
         else:
             self._lateness.heard(host)
-            self._observed(message)
+            self._environment_says(message)
 
-    def _ready(self, host: Host) -> None:
-        """Starts the clocks of a host's episodes, which its imports have kept waiting."""
+    def _host_is_ready(self, host: Host) -> None:
+        """Starts the clocks of a host's episodes: the time of its imports does not count."""
         host.ready = True
         self._starts_failed = 0
-        for episode in self._of(host):
+        for episode in self._episodes_of(host):
             episode.began = episode.waits_since = time.monotonic()
 
-    def _observed(self, message: dict[str, Any]) -> None:
-        """Has the policy answer an observation, or ends its episode."""
+    def _environment_says(self, message: dict[str, Any]) -> None:
+        """Has the policy answer an observation, or ends the episode that it belongs to."""
         episode = self._episodes.get(tuple(message["id"]))
         if episode is None or message.get("turn") != episode.heard:
-            return  # of an episode that has ended meanwhile
+            return  # its episode has ended meanwhile, or was drawn again
         self._context.progress()
         if "error" in message:
-            self._failed(episode, message)
+            self._environment_raised(episode, message)
             return
         self._play(episode, lambda: episode.observe(message))
         self._look_at_tools(message.get("messages") or (), message.get("tools") or ())
 
-    def _failed(self, episode: Episode, message: dict[str, Any]) -> None:
+    def _environment_raised(self, episode: Episode, message: dict[str, Any]) -> None:
         log.warning("episode %s: %s\n%s", episode.key, message["error"], message.get("trace", ""))
         status, reason = episode.raised(str(message["error"]))
         self._finish(episode, status, reason)
 
-    def _asked(self, asked: Asked) -> None:
-        """Has the policy answer an agent."""
+    def _agent_asks(self, asked: Asked) -> None:
+        """Has the policy answer an agent's request, or refuses it."""
         if asked.answer.done():
             return  # it was refused, since its episode has ended meanwhile
         episode = self._episodes.get(asked.key)
@@ -214,7 +224,7 @@ class EpisodeDraws:
         except Exception as error:  # isolation point: an agent's messages in an author's template
             asked.refuse(Refused(400, f"The messages cannot be read: {error}"))
 
-    def _drawn(self, turn: Turn, finished: Finished) -> None:
+    def _policy_spoke(self, turn: Turn, finished: Finished) -> None:
         """Tells an environment or an agent what the policy said."""
         episode = self._episodes.get(turn.key)
         if episode is None:
@@ -230,7 +240,10 @@ class EpisodeDraws:
         self._play(episode, reply)
 
     def _play(self, episode: Episode, act: Callable[[], Turn | None]) -> None:
-        """Does what comes next in an episode; a turn that it gives is drawn."""
+        """Does the next thing in an episode, and has the turn drawn that it returns.
+
+        Where it raises, the episode ends.
+        """
         try:
             turn = act()
         except EpisodeEnds as ends:
@@ -262,7 +275,10 @@ class EpisodeDraws:
     # -- the life of an episode --------------------------------------------------------------------
 
     def _open(self, request: SampleRequest, lost: int = 0) -> None:
-        """Begins an episode, perhaps again; it has the same seed each time."""
+        """Begins an episode. One that is drawn again has the same seed.
+
+        lost: how often it was drawn before, and suspected when its host was lost.
+        """
         key = request.ordinal, request.sample
         episode = Episode(request, self._hosts.of(key), self._rules, lost=lost)
         self._episodes[key] = episode
@@ -279,7 +295,10 @@ class EpisodeDraws:
         )
 
     def _finish(self, episode: Episode, status: str, reason: str) -> None:
-        """Ends an episode: its turns, its environment, and the key of its agents."""
+        """Ends an episode, with its turns, its environment and its agent's key.
+
+        ``step`` or ``abort`` returns its record.
+        """
         if self._episodes.pop(episode.key, None) is None:
             return
         for turn, finished in self._turns.end(episode.key):
@@ -288,12 +307,15 @@ class EpisodeDraws:
         self._endpoint.forget(episode.key)
         episode.host.send(op="close", id=list(episode.key))
         reason = reason[:_REASON_CHARACTERS]
-        self._over.append(episode.record(status, reason, self._engine.version))
+        self._records.append(episode.record(status, reason, self._engine.version))
 
     # -- hosts that are late or gone ---------------------------------------------------------------
 
     def _end_late(self) -> None:
-        """Ends episodes whose time is over, and kills hosts that do not say who holds them up."""
+        """Ends episodes whose time is over, and replaces hosts that do not answer.
+
+        Raises WorkerError where hosts do not get ready, ``retries`` times more than once.
+        """
         now = time.monotonic()
         if now < self._looked_at + _LOOKS_EVERY_S:
             return
@@ -303,20 +325,23 @@ class EpisodeDraws:
                 if episode.host.ready and now - episode.began > self._config.episode_s:
                     self._finish(episode, TRUNCATED, "time")
         for host in self._not_ready(now):
-            self._ended(host, f"it was not ready within {self._config.start_s:g} s")
+            self._host_ended(host, f"it was not ready within {self._config.start_s:g} s")
         for host in self._lateness.look(self._episodes, now):
-            self._lost(host, "it did not say which episode holds it up")
+            self._replace(host, "it did not say which episode holds it up")
 
     def _not_ready(self, now: float) -> set[Host]:
-        """Returns the hosts whose imports do not end."""
+        """Returns the hosts whose imports have taken longer than ``start_s``."""
         return {
             episode.host
             for episode in self._episodes.values()
             if not episode.host.ready and now - episode.began > self._config.start_s
         }
 
-    def _told_who(self, host: Host, current: object) -> None:
-        """Fails the episode that is late or holds a host up."""
+    def _host_names(self, host: Host, current: object) -> None:
+        """Fails the episode that is late by itself, or the one that holds up its host.
+
+        current: name of the host's task that runs now; None where all of them wait.
+        """
         late, guilty = self._lateness.answer(
             host, _key_of_task(current), self._episodes, time.monotonic()
         )
@@ -328,12 +353,14 @@ class EpisodeDraws:
         if guilty is not None:
             reason = f"environment_hung: it ran for {self._config.turn_s:g} s without an await"
             self._finish(guilty, FAILED, reason)
-            self._lost(host, "")
+            self._replace(host, "")
 
-    def _ended(self, host: Host, error: str, fatal: bool = False) -> None:
-        """Replaces a host that has ended by itself. Raises WorkerError where none ever begins.
+    def _host_ended(self, host: Host, error: str, fatal: bool = False) -> None:
+        """Replaces a host that has ended by itself, or did not get ready in time.
 
-        fatal: whether any other would end for the same reason.
+        fatal: whether any other host would end for the same reason.
+
+        Raises WorkerError where that is so, or where too many in a row did not get ready.
         """
         if not host.ready:
             self._starts_failed += 1
@@ -344,16 +371,17 @@ class EpisodeDraws:
                     why=error or "its process ended before it was ready",
                     todo="run its file by itself; see the worker's log for what it printed",
                 )
-        self._lost(host, error or "its process ended")
+        self._replace(host, error or "its process ended")
 
-    def _lost(self, host: Host, error: str) -> None:
+    def _replace(self, host: Host, error: str) -> None:
         """Replaces a host. All its episodes are drawn again with their seeds.
 
-        error: why it is gone, where no episode is known to be guilty: then all are suspected, and
-            fail after so many times. "": the guilty one has failed already.
+        error: why it is lost, where no episode is known to be guilty. Then each is suspected, and
+            one that is suspected more than ``retries`` times fails. "": the guilty one is known,
+            and has failed already.
         """
         self._lateness.forget(host)
-        episodes = self._of(host)
+        episodes = self._episodes_of(host)
         self._hosts.replace(host)
         for episode in episodes:
             lost = episode.lost + bool(error)
@@ -364,7 +392,7 @@ class EpisodeDraws:
             episode.leave()
             self._open(episode.request, lost)
 
-    def _of(self, host: Host) -> list[Episode]:
+    def _episodes_of(self, host: Host) -> list[Episode]:
         return [episode for episode in self._episodes.values() if episode.host is host]
 
 

@@ -1,9 +1,10 @@
-"""One episode: what was said to the policy, what it said, and the record that comes of it.
+"""Holds one episode: what the policy was told, what it said, and the record that comes of it.
 
     observation -> ids (the renderer) -> a turn (the engine) -> the book -> a reply -> observation
 
-An environment sends observations, which are appended to what was said. An agent sends a history,
-whose place is looked for in the book. Both have turns drawn under the same limits.
+An environment sends observations, which are appended to the conversation. A program's agent sends
+the whole conversation each time, and the book says where it goes on. The same limits hold for the
+turns of both.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Message = dict[str, Any]
 
 
 class EpisodeEnds(Exception):
-    """Says that an episode ends here, and how.
+    """Raised where an episode ends.
 
-    status, reason: as of its record.
+    status, reason: those of its record.
     """
 
     def __init__(self, status: str, reason: str) -> None:
@@ -48,11 +49,12 @@ class EpisodeEnds(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Says how the policy reads and writes, and how much.
+    """Holds what all episodes of a worker have in common.
 
-    drift: "fork" or "error", where a history is no continuation.
-    times: whether records say how long an episode took. Those of a deterministic run do not, so
-        that they repeat.
+    drift: what happens where a history does not continue what was said: "fork" begins another
+        sequence; "error" refuses an agent's request, and fails an environment's episode.
+    times: whether records say how long an episode took. Those of a deterministic run do not, since
+        they must be the same each time.
     """
 
     engine: TakesTokens
@@ -76,9 +78,11 @@ class Rules:
 
 @dataclass
 class Line:
-    """What one player reads and says.
+    """Holds the conversation of one player.
 
-    sequence: where it is in the book; -1 before its first turn.
+    sequence: number of the book's sequence in which it goes on; -1 before its first turn.
+    messages: all so far, in the form of chat completions.
+    tools: that it may call, in the same form.
     """
 
     sequence: int = -1
@@ -87,12 +91,17 @@ class Line:
 
 
 class Episode:
-    """One sample of a prompt, played in an environment.
+    """Plays one sample of a prompt in an environment.
 
+    key: (ordinal, sample) of the request.
     host: the process in which its environment runs.
-    lost: how often it was drawn before, and lost with its host.
-    heard: how many replies its host has got; an observation names the one that it follows.
-    waits_since: when the environment began to work; None while the policy has the word.
+    lost: how often it was drawn before, and suspected when its host was lost.
+    heard: how many replies its host has got. An observation has the number of the reply that it
+        follows.
+    began: when it was opened, or when its host got ready, by ``time.monotonic``.
+    waits_since: when the environment began to work, by the same clock; None while the policy is to
+        speak.
+    rewards: sum of the environment's rewards so far, by name.
     """
 
     def __init__(self, request: SampleRequest, host: Host, rules: Rules, *, lost: int = 0) -> None:
@@ -107,20 +116,21 @@ class Episode:
         self.rewards: dict[str, float] = {}
         self._rules = rules
         self._lines: dict[str, Line] = {}
-        self._drawn = 0  # turns that were asked for
-        self._asked: dict[int, Asked] = {}  # sequence -> an agent that waits for the policy there
+        self._turns_begun = 0  # how many turns were asked for
+        # sequence -> the request whose answer is to be appended to it
+        self._waiting_agents: dict[int, Asked] = {}
         self._unparsed = 0
         self._is_cut = False  # whether the latest turn ended at a limit
-        self._limit = ""  # why an agent was refused a turn
+        self._refused_for = ""  # why an agent was refused a turn
         self._versions: tuple[int, int] | None = None
         self._environment_s = 0.0
 
     # -- an environment's turns --------------------------------------------------------------------
 
     def observe(self, observation: Mapping[str, Any]) -> Turn:
-        """Takes what the environment says; returns the turn that the policy is to have.
+        """Takes an observation, and returns the turn that the policy is to have next.
 
-        Raises EpisodeEnds where it has none.
+        Raises EpisodeEnds where the episode is over, or has come to a limit.
         """
         self._stop_clock()
         self._reward(observation.get("rewards") or {})
@@ -128,8 +138,8 @@ class Episode:
             raise EpisodeEnds(TRUNCATED, str(observation.get("reason") or "environment"))
         if observation.get("done"):
             raise EpisodeEnds(
-                TRUNCATED if self._limit else FINISHED,
-                self._limit or str(observation.get("reason") or ""),
+                TRUNCATED if self._refused_for else FINISHED,
+                self._refused_for or str(observation.get("reason") or ""),
             )
         player = str(observation.get("player") or "")
         line = self._lines.setdefault(player, Line())
@@ -138,10 +148,15 @@ class Episode:
         sequence, most = self._continue(line, new)
         line.sequence = sequence
         line.messages += new
-        return self._turn(sequence, most, player=player, tools=line.tools)
+        return self._begin_turn(sequence, most, player=player, tools=line.tools)
 
     def _continue(self, line: Line, new: list[Message]) -> tuple[int, int]:
-        """Writes messages behind a line, and returns (sequence, most actions of the next turn)."""
+        """Writes new messages into the book.
+
+        Returns (sequence that has them, most actions of the next turn).
+
+        Raises EpisodeEnds at a limit.
+        """
         book, renderer = self.book, self._rules.renderer
         most = self._room(read=0)
         if line.sequence < 0:
@@ -162,7 +177,7 @@ class Episode:
 
     def _room(self, *, read: int) -> int:
         most, reason = self._rules.limits.next_turn(
-            turns=self._drawn, tokens=self.book.actions, read=read
+            turns=self._turns_begun, tokens=self.book.actions, read=read
         )
         if not most:
             raise EpisodeEnds(TRUNCATED, reason)
@@ -192,7 +207,7 @@ class Episode:
     # -- an agent's turns --------------------------------------------------------------------------
 
     def hear(self, asked: Asked) -> Turn:
-        """Finds where an agent's request goes on; returns the turn that the policy is to have.
+        """Writes an agent's request into the book, and returns the turn that answers it.
 
         Raises Refused at a limit, before anything is written. The agent may still end by itself.
         """
@@ -210,27 +225,27 @@ class Episode:
             line.messages, line.tools = list(asked.messages), asked.tools
         read = len(book.sequences[sequence].ids)
         most = self._room_of_agent(read=read, most=asked.most)
-        self._asked[sequence] = asked
+        self._waiting_agents[sequence] = asked
         self._stop_clock()
-        return self._turn(sequence, most, tools=asked.tools, stop=asked.stop, asked=asked)
+        return self._begin_turn(sequence, most, tools=asked.tools, stop=asked.stop, asked=asked)
 
     def _room_of_agent(self, *, read: int, most: int) -> int:
         room, reason = self._rules.limits.next_turn(
-            turns=self._drawn, tokens=self.book.actions, read=read, most=most
+            turns=self._turns_begun, tokens=self.book.actions, read=read, most=most
         )
         if not room:
-            self._limit = reason
+            self._refused_for = reason
             raise Refused(400, f"The episode has reached a limit ({reason}); end it.", reason)
         return room
 
     def answer(self, turn: Turn, asked: Asked, finished: Finished) -> None:
-        """Takes what the policy said to an agent, and tells it."""
-        del self._asked[turn.sequence]
-        if not self._asked:
+        """Takes what the policy said in answer to an agent's request, and sends it."""
+        del self._waiting_agents[turn.sequence]
+        if not self._waiting_agents:
             self._start_clock()
         ids = self.take(turn, finished)
         if finished.status == FAILED:
-            self._limit = finished.reason
+            self._refused_for = finished.reason
             asked.refuse(Refused(400, f"The engine drew nothing ({finished.reason})."))
             return
         sequence = self.book.sequences[turn.sequence]
@@ -253,7 +268,7 @@ class Episode:
     # -- what both have ----------------------------------------------------------------------------
 
     def take(self, turn: Turn, finished: Finished) -> list[int]:
-        """Writes what was sampled into the book, perhaps nothing; returns its ids."""
+        """Writes what was sampled in a turn into the book, and returns its ids, perhaps none."""
         columns = finished.columns
         if finished.status == FAILED or "action_ids" not in columns:
             self.book.sampled(turn.sequence, [], [], [])
@@ -272,27 +287,28 @@ class Episode:
         return ids
 
     def raised(self, error: str) -> tuple[str, str]:
-        """Returns how an episode ends whose environment raised: (status, reason).
+        """Returns (status, reason) of an episode whose environment has raised.
 
-        A program that gave up since it was refused a turn has come to the limit.
+        It has failed, unless a program gave up because it was refused a turn at a limit: that is
+        truncated.
         """
-        if self._limit and self.book.actions:
-            return TRUNCATED, self._limit
+        if self._refused_for and self.book.actions:
+            return TRUNCATED, self._refused_for
         return FAILED, f"environment_error: {error}"
 
     def leave(self) -> None:
-        """Refuses agents that still wait for the policy."""
-        for asked in self._asked.values():
+        """Refuses the requests of agents that still wait for the policy."""
+        for asked in self._waiting_agents.values():
             asked.refuse(Refused(404, "This episode is over."))
-        self._asked.clear()
+        self._waiting_agents.clear()
 
     def record(self, status: str, reason: str, version: int) -> Finished:
         """Makes the record of the episode as it ended.
 
-        An episode that ended well, but whose policy was cut in its last turn, is truncated. One in
-        which the policy never had a turn has failed.
+        An episode that has finished, but whose last turn was cut by a limit, is truncated. One that
+        ended by itself or at a limit before the policy had said anything has failed.
 
-        version: of the weights, for a record that none has sampled.
+        version: of the weights now, for a record in which nothing was sampled.
         """
         if status in (FINISHED, TRUNCATED) and not self.book.actions:
             status, reason = FAILED, f"{reason or 'no_turn'}: {_NO_TURN}"
@@ -325,11 +341,11 @@ class Episode:
             self.book,
             temperature=temperature,
             text=decode(engine.tokenizer, [said])[0],
-            episode=self._told(),
+            episode=self._report(),
         )
 
-    def _told(self) -> dict[str, Any]:
-        """Returns what scorers and people may read of the episode."""
+    def _report(self) -> dict[str, Any]:
+        """Returns the column ``episode``: what rewards and people may read of it, for JSON."""
         told: dict[str, Any] = {
             "messages": next(iter(self._lines.values())).messages,
             "rewards": self.rewards,
@@ -345,17 +361,17 @@ class Episode:
             told["lost"] = self.lost
         return told
 
-    def _turn(self, sequence: int, most: int, **fields: Any) -> Turn:
+    def _begin_turn(self, sequence: int, most: int, **fields: Any) -> Turn:
         turn = Turn(
             key=self.key,
             sequence=sequence,
             ids=np.array(self.book.sequences[sequence].ids, np.int32),
-            seed=seed_of_turn(self.request.seed, self._drawn),
+            seed=seed_of_turn(self.request.seed, self._turns_begun),
             most=most,
             greedy=self.request.greedy,
             **fields,
         )
-        self._drawn += 1
+        self._turns_begun += 1
         return turn
 
     def _said(self, ids: list[int], tools: Sequence[Message]) -> Said:
@@ -384,10 +400,10 @@ class Episode:
         self.waits_since = None
 
 
-#: Of an episode that has failed for that.
+#: Stands in the reason of an episode that has failed for that.
 _NO_TURN = "it was over before the policy had said anything"
 
-#: Columns of an episode that ended before anybody had said anything.
+#: Columns of an episode that was aborted before its first observation.
 _NOTHING: Columns = {
     "prompt_ids": np.zeros(0, np.int32),
     "action_ids": np.zeros(0, np.int32),

@@ -1,11 +1,12 @@
-"""Finds out who keeps an environment from answering, so that the guilty alone fails.
+"""Finds out which episode keeps an environment from answering, so that it alone fails.
 
-Environments of one process share one event loop. Where one of them is late, another may hold the
-loop. So the process is asked *who* runs; a thread of its own answers:
+Environments of one process share one event loop, so where one is late another may hold the loop.
+The process is then asked which episode runs now. A thread that does nothing else answers:
 
-    nobody runs          the late one awaits what does not come: it alone is cancelled
-    one runs, twice      and nothing was heard in between: it holds the loop, and is guilty
-    no answer            code in C holds the whole process: nobody is known to be guilty
+    none                 the late one awaits what does not come: it alone is cancelled
+    one                  it is asked again, a while later. Where the same one runs then, and no
+                         environment was heard in between, that one holds the loop: it is guilty
+    there is no answer   code in C holds the whole process: nobody is known to be guilty
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from gcore_environments.episodes import Episode
 from gcore_environments.hosts import Host
 from gcore_environments.turns import Key
 
-#: Within how many seconds a process says who runs. Its thread does nothing else.
+#: Seconds within which a process must say which episode runs.
 SAYS_WITHIN_S = 2.0
-#: Who holds the loop for this share of ``turn_s``, while another is late, is guilty.
+#: The second question follows the first answer after this share of ``turn_s``.
 HELD_SHARE = 0.25
 
 
 @dataclass
 class _Inquiry:
-    """A question to a process.
+    """A question to a process: which episode runs now.
 
     late: the episode that is waited for.
-    heard: how many replies that one had got.
-    asked_at: when the question was sent, or is to be sent again.
+    heard: how many replies it had got then.
+    asked_at: when the question was sent, or is to be sent again, by ``time.monotonic``.
     is_sent: whether its answer is awaited.
-    suspect: who ran when it was asked first.
+    suspect: the episode that ran when it was asked first; None before, or where an environment was
+        heard since.
     """
 
     late: Episode
@@ -52,7 +54,12 @@ class Lateness:
         self._inquiries: dict[Host, _Inquiry] = {}
 
     def look(self, episodes: Mapping[Key, Episode], now: float) -> list[Host]:
-        """Asks the hosts of late episodes who runs; returns those that do not say."""
+        """Asks the hosts of late episodes which one runs.
+
+        Returns the hosts that have not answered such a question in time.
+
+        now: by ``time.monotonic``.
+        """
         for episode in episodes.values():
             host = episode.host
             if host.ready and host not in self._inquiries and self._is_late(episode, now):
@@ -72,7 +79,7 @@ class Lateness:
         return silent
 
     def heard(self, host: Host) -> None:
-        """Notes that a host has said something: its loop goes on, so nobody holds it."""
+        """Notes that an environment of a host was heard: its loop goes on, so nobody holds it."""
         if host in self._inquiries:
             self._inquiries[host].suspect = None
 
@@ -83,10 +90,14 @@ class Lateness:
     def answer(
         self, host: Host, runs: Key | None, episodes: Mapping[Key, Episode], now: float
     ) -> tuple[Episode | None, Episode | None]:
-        """Takes what a host says; returns (who is to be cancelled, who holds all others up).
+        """Takes a host's answer; returns (the late episode to cancel, the episode at fault).
+
+        At most one of them is not None. Both are None where it is to be asked again, or where the
+        late one has been heard meanwhile.
 
         runs: the episode that runs in the host's loop, if any.
         episodes: those that are still played.
+        now: by ``time.monotonic``.
         """
         asked = self._inquiries.pop(host, None)
         if asked is None:

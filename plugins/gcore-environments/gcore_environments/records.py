@@ -37,11 +37,12 @@ def columns_of(
                                   begins with that are its parent's)
         episode      uint8[*]     UTF-8 of JSON
 
-    What was given counts to the version of the turn before it, or else to the first one.
+    A given id has the version of the turn before it, or that of the first action of all where
+    there is none.
 
     book: with at least one sequence.
-    temperature: of all log-probs.
-    text: of the answer, as rewards read it.
+    temperature: at which all log-probs were taken.
+    text: all that was sampled, as rewards read it.
     episode: what scorers and the report read: messages, rewards by name, forks and the like.
     """
     first = book.sequences[0]
@@ -75,7 +76,10 @@ def columns_of(
 
 
 def cost_of(book: Book) -> float:
-    """Returns how many ids trainers read again, since sequences share them: ``Finished.cost``."""
+    """Returns how many ids trainers read a second time, since sequences share them.
+
+    It is the ``cost`` of ``Finished``, in tokens.
+    """
     return float(sum(one.shared for one in book.sequences))
 
 
@@ -102,8 +106,8 @@ def _whole(one: Sequence) -> dict[str, np.ndarray]:
 def _versions(one: Sequence, before: np.ndarray, first: int) -> np.ndarray:
     """Returns the version of each id of a sequence, int32.
 
-    before: of the ids that it shares with its parent.
-    first: of ids with no turn before them.
+    before: int32, the versions of the ids that it shares with its parent.
+    first: the version of ids that have no turn before them.
     """
     versions = np.full(len(one.ids), first, np.int32)
     versions[: len(before)] = before

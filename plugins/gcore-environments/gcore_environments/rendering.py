@@ -1,17 +1,18 @@
-"""Turns messages into ids: once for the first prompt, then only what is new.
+"""Turns messages into ids: once for the first prompt, and then only the messages that are new.
 
-The ids that a policy sampled are never made again out of their text: most texts can be cut into
-tokens in many ways, and a model must be trained on the one that it took. So what comes behind a
-turn is found without that turn: as the difference of two renderings of a short conversation that
-stands for the real one.
+What a policy sampled is never encoded again from its text. Most texts can be cut into tokens in
+several ways, and a model must be trained on the tokens that it took. So the ids that follow a turn
+are found without the turn itself. A short conversation stands for the real one: a question, and a
+made-up answer, the *stand-in* for the policy's turn. The chat template writes it twice:
 
-    before  = asked, a turn that stands for the policy's
-    after   = the same, the new messages, and where the policy begins to speak again
-    new ids = ids of what ``after`` has behind the turn's end
+    before  = the question and the stand-in
+    after   = the same, then the new messages, up to where the policy begins to speak again
+    new ids = the ids of what ``after`` has behind the end of the stand-in
 
-Where ``after`` does not begin with ``before``, the template writes old turns otherwise once new
-ones follow; most drop old thoughts. Then ``bridge`` returns None and the caller begins another
-sequence (history: strict), or the policy goes on reading what it said (history: keep).
+Some templates write an old turn differently once new messages follow it; most of these drop its
+thoughts. Then ``after`` does not begin with ``before``. With ``history: strict`` the method
+``bridge`` returns None, and the caller begins another sequence. With ``history: keep`` the policy
+goes on reading what it said.
 """
 
 from __future__ import annotations
@@ -56,11 +57,12 @@ _Written = dict[Any, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Bridge:
-    """What stands behind a turn of the policy, until it speaks again.
+    """The ids between a turn of the policy and its next one.
 
     ids: to append.
-    drop: how many ids at the end of the sequence are not read on. The policy has sampled one that
-        ends a turn, and the template writes another there; so it goes on in another sequence.
+    drop: how many ids at the end of the sequence must be left out first, 0 or 1. It is 1 where the
+        policy has ended its turn by another token than the template writes there. That token stays
+        where it was sampled, so the conversation goes on in another sequence.
     """
 
     ids: list[int]
@@ -71,6 +73,8 @@ class Bridge:
 class Said:
     """What a policy said in one turn.
 
+    text: without thoughts, calls and the end token.
+    reasoning: its thoughts; "" without any.
     calls: of tools, in the form of chat completions: arguments are a text. One that could not be
         read has no name, or arguments that are no object in JSON.
     unparsed: how many of the calls could not be read.
@@ -94,17 +98,22 @@ class Renderer(Protocol):
     def bridge(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()
     ) -> Bridge | None:
-        """Returns what comes behind a turn of the policy when new messages follow it.
+        """Returns the ids that follow a turn of the policy when new messages come.
 
-        None: that cannot be told without writing old turns again, so the caller forks.
+        It is None where they cannot be known without writing old turns again. The caller then
+        begins another sequence.
 
-        ids: all so far; they end with what the policy sampled.
+        ids: all ids of the sequence; the last ones are what the policy sampled.
+        messages: the new ones alone.
 
         Raises DataError for messages that cannot be written.
         """
 
     def reply(self, ids: Sequence[int], tools: Sequence[Any] = ()) -> Said:
-        """Reads what was sampled in one turn. Never raises."""
+        """Returns what the sampled ids of one turn say. Never raises.
+
+        A call that cannot be read is counted in ``unparsed``.
+        """
 
 
 def make_renderer(
@@ -118,14 +127,14 @@ def make_renderer(
     """Makes a renderer for a model, and logs what a job should know of its chat template.
 
     tokenizer: of transformers.
-    end_ids: that end a turn of the policy.
-    history: strict: what is read is what the template writes of the whole conversation, token for
-        token of it where the policy has not spoken. keep: the policy goes on reading what it said
-        even where the template would write it otherwise.
-    parser: of calls; "auto": by the text of the chat template.
+    end_ids: the tokens that end a turn of the policy.
+    history: strict: the policy reads what the template writes of the whole conversation, with its
+        own turns as it sampled them. keep: it goes on reading what it said, even where the template
+        would now write that differently.
+    parser: how calls are read; "auto": by the text of the chat template.
     template_kwargs: variables of the chat template.
 
-    Raises ConfigError for a parser or a history that there is not.
+    Raises ConfigError for an unknown parser or history.
     """
     if history not in ("strict", "keep"):
         raise ConfigError(
@@ -142,17 +151,19 @@ def make_renderer(
 
 
 def warnings_of(renderer: Renderer) -> list[str]:
-    """Returns what a job should know of a renderer before it starts; [] is nothing.
+    """Returns what a job should know of a renderer before it starts, one sentence each.
 
-    The first that it may say is that no turn has a bridge, so that each begins another sequence.
+    Where no turn has a bridge, so that each begins another sequence, that alone is said.
     """
     return renderer.warnings() if isinstance(renderer, TemplateRenderer) else []
 
 
 def digest(messages: Sequence[Message], tools: Sequence[Any] = ()) -> bytes:
-    """Names a history, such that one that an agent posts again has the same name.
+    """Returns 16 bytes that name a history, the same when an agent posts it again.
 
-    Agents write arguments of calls anew, cut spaces off contents, and leave reasoning away.
+    Agents write the arguments of calls in another order, cut spaces off contents, and leave out
+    thoughts. So only roles, contents without spaces around them, and names and arguments of calls
+    count, and the tools.
     """
     plain = [
         [

@@ -32,16 +32,19 @@ class PlayConfig:
     generator.
     """
     turn_s: float = 30.0
-    """Seconds that an environment may take for one observation. Then its episode fails."""
+    """Most seconds of an environment for one observation. Beyond it the episode fails."""
     episode_s: float = 0.0
-    """Seconds for an episode once its process is ready; then it is truncated. 0: any time."""
+    """Most seconds of an episode once its process is ready. Beyond it the episode is truncated. 0:
+    no limit.
+    """
     start_s: float = 120.0
-    """Seconds that a process may take until its imports are over."""
+    """Most seconds until the imports of a process are over."""
     retries: int = 2
-    """How often an episode is drawn again whose process was lost by no fault of its own."""
+    """How often an episode is drawn again when its process is lost and nobody knows by whose fault.
+    """
     drift: str = "fork"
-    """What a history does that is no continuation of what was said: fork begins another sequence,
-    error fails the episode.
+    """What happens where a history does not continue what was said. fork: another sequence begins.
+    error: an agent's request is refused, and an environment's episode fails.
     """
     history: str = "strict"
     """strict forks where a chat template writes old turns in another way once new ones follow. keep

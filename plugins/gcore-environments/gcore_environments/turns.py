@@ -1,7 +1,7 @@
-"""What the engine has to draw for episodes: one request by ids for each turn of the policy.
+"""Has the engine draw the turns of episodes: one request by ids for each turn of the policy.
 
-The core's requests and those of episodes share an engine. Turns are told from the others by their
-ordinals, which the core never sees; what is no turn passes through.
+Turns share the engine with the core's questions, which pass through unchanged. A turn's request has
+an ordinal from ``FIRST_TURN`` on, by which it is known; the core never sees such an ordinal.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A turn that the engine draws.
+    """One turn of the policy, which the engine is to draw.
 
     key: (ordinal, sample) of its episode.
-    sequence: the sequence of the episode's book that it goes on with.
-    ids: int32[P], all of that sequence.
+    sequence: number of the sequence in the episode's book to which its answer is appended.
+    ids: int32[P], the prompt: all ids of that sequence.
     seed: of its sampling.
-    most: most actions.
-    greedy: as of the episode.
+    most: the most actions that it may have, at least 1.
+    greedy: whether the likeliest token is taken each time; as of the episode.
     stop: texts that end it.
-    player: who speaks.
-    tools: that it may call.
-    asked: the request of an agent, which hears what was said; None: an environment's host does.
+    player: name of the player that speaks; "" where there is one.
+    tools: that the player may call, in the form of chat completions.
+    asked: the agent's request that it answers; None: an environment's host hears what was said.
     """
 
     key: Key
@@ -52,18 +52,22 @@ class Turn:
 
 
 def seed_of_turn(seed: int, place: int) -> int:
-    """Returns the seed of a sample's turn: its own for the first one, then mixed with the place.
+    """Returns the seed of one turn of a sample.
 
-    A draw repeats with the sample's seed, and no two turns share their random numbers.
+    The first turn has the sample's own seed; those behind it have that seed mixed with their place.
+    So an episode that is drawn again has the same seeds, and no two of its turns have the same.
+
+    seed: of the sample.
+    place: number of the turn in its episode, from 0.
     """
     return seed ^ (_GOLDEN * place & _MASK)
 
 
 class Turns:
-    """The turns and questions that the engine draws.
+    """Holds the turns and questions that the engine draws.
 
-    Turns wait until the next step, and go to the engine in the order of their episodes, so that it
-    does not matter which environment was quick.
+    Turns wait until the next step, and go to the engine in the order of their episodes: which
+    environment was quick does not matter. It is false where nothing is to be drawn.
     """
 
     def __init__(self, engine: Generator) -> None:
@@ -77,12 +81,12 @@ class Turns:
         return bool(self._waiting or self._running or self._questions)
 
     def ask(self, questions: Sequence[SampleRequest]) -> None:
-        """Hands over what is no episode."""
+        """Hands requests that belong to no episode to the engine."""
         self._questions.update((one.ordinal, one.sample) for one in questions)
         self._engine.submit(questions)
 
     def draw(self, turn: Turn) -> None:
-        """Has a turn drawn, from the next step on."""
+        """Has a turn drawn. The engine gets it at the next step."""
         self._waiting.append(turn)
 
     def step(self) -> tuple[list[tuple[Turn, Finished]], list[Finished]]:
@@ -93,13 +97,16 @@ class Turns:
         return self._sorted(self._engine.step())
 
     def end(self, key: Key) -> list[tuple[Turn, Finished]]:
-        """Ends the turns of an episode; returns those that the engine has, as far as they came."""
+        """Ends the turns of an episode now.
+
+        Returns those that the engine was drawing, as far as they have come.
+        """
         self._waiting = [turn for turn in self._waiting if turn.key != key]
         running = [name for name, turn in self._running.items() if turn.key == key]
         return self._sorted(self._engine.abort(running))[0] if running else []
 
     def end_questions(self, keys: Sequence[Key]) -> list[Finished]:
-        """Ends questions; keys of others are ignored."""
+        """Ends questions now, and returns their answers. Keys of no question are ignored."""
         asked = [key for key in keys if key in self._questions]
         return self._sorted(self._engine.abort(asked))[1] if asked else []
 

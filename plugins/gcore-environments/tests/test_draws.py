@@ -477,11 +477,11 @@ def test_an_abort_returns_what_has_ended_meanwhile_as_it_ended(make: Make) -> No
     draws = make()
     draws.submit([request(0, "raises"), request(1, "raises")])
     until_s = time.monotonic() + PATIENCE_S
-    while len(draws._over) < 2:  # both have ended, and no step has returned them
+    while len(draws._records) < 2:  # both have ended, and no step has returned them
         assert time.monotonic() < until_s
         draws._hear()
         for turn, finished in draws._turns.step()[0]:
-            draws._drawn(turn, finished)
+            draws._policy_spoke(turn, finished)
     (aborted,) = draws.abort([(0, 0)])
     assert (aborted.request.ordinal, aborted.status) == (0, FAILED)
     assert [one.request.ordinal for one in draws.step()] == [1]

@@ -1,8 +1,9 @@
 """Cuts a step's records into the rows that a trainer trains on; see ``gcore_language.sequences``.
 
-The rows of a record are records of their own with one *owner*: its advantage is that of each of
-them, and what is computed of them comes back as the owner's. In a mean over records each of its
-rows counts 1 / (their number): the column ``rows`` of a batch says by how many to divide.
+A row is treated as a record of its own. The record that it was cut from is its *owner*: the row has
+the owner's advantage, and what is computed of the row goes back to the owner. In a mean over
+records each row of an owner counts 1 / (their number): the column ``rows`` of a batch has by how
+many to divide.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class CutRecords:
     """Holds records and their rows, in order.
 
     given: the records as they came.
-    rows: each a record of its own; ``given`` itself where no record has several.
+    rows: the rows of all records, in order, each as a record of its own; ``given`` itself where no
+        record was cut.
     owners: int64[rows], the place of each row's owner in ``given``.
-    cuts: the rows of each record, as ``gcore_language.sequences`` makes them.
+    cuts: of each record its rows, as ``gcore_language.sequences`` makes them.
     """
 
     given: Sequence[TrainRecord]
@@ -37,7 +39,10 @@ class CutRecords:
 
     @classmethod
     def of(cls, records: Sequence[TrainRecord]) -> Self:
-        """Cuts records into rows."""
+        """Cuts records into rows.
+
+        Raises DataError where a record's column ``sequences`` cannot be.
+        """
         cuts = [trained_rows(record.columns) for record in records]
         pairs = [(record, row) for record, own in zip(records, cuts, strict=True) for row in own]
         rows: Sequence[TrainRecord] = records
@@ -52,12 +57,12 @@ class CutRecords:
         return len(self.owners) > len(self.given)
 
     def counts(self) -> np.ndarray:
-        """Returns of each row how many its owner has, int64[rows]."""
+        """Returns for each row how many rows its owner has, int64[rows]."""
         counts: np.ndarray = np.bincount(self.owners, minlength=len(self.given))[self.owners]
         return counts
 
     def spread(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns for each row what its owner has: [rows] of [records]."""
+        """Returns for each row the number of its owner: an array [rows], of one [records]."""
         return numbers[self.owners] if self.has_several else numbers
 
     def cut(self, columns: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -83,14 +88,18 @@ class CutRecords:
         ]
 
     def of_records(self, values: Sequence[Value]) -> list[Sequence[Value]]:
-        """Returns for each record what its rows have: one value for each row."""
+        """Returns for each record the values of its rows.
+
+        values: one for each row.
+        """
         ends = np.cumsum([len(own) for own in self.cuts]).tolist()
         begins = [0, *ends[:-1]]
         return [values[begin:end] for begin, end in zip(begins, ends, strict=False)]
 
     def join_start(self, values: Sequence[StartLogprobs | None]) -> list[StartLogprobs | None]:
-        """Returns of each record what its rows had before the first update; None where one has
-        nothing.
+        """Returns for each record the log-probs that its rows had before the first update.
+
+        It is None for a record of which a row has none.
         """
         return [
             self._start_of(place, [value for value in part if value is not None])

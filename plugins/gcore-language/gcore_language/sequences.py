@@ -1,16 +1,17 @@
-"""Reads a record of several sequences: what a policy read and said in more than one line.
+"""Cuts a record of several sequences into rows, each of which a model reads by itself.
 
-Such a record comes from an environment whose history was rewritten, or that asked twice from one
-point. Its column ``sequences`` int32[S, 3] has of each sequence
+Such a record comes from an environment that rewrote its history, or asked twice from one point. Its
+column ``sequences`` int32[S, 3] has of each sequence
 
     begin    where its own part begins among the record's actions
-    parent   number of an earlier sequence whose beginning it shares, -1 for none
-    shared   how many ids of prompt and actions they share; of the first one the record's prompt
+    parent   number of an earlier sequence whose beginning it shares; -1 for none
+    shared   how many ids, of prompt and actions, it has in common with its parent; for the first
+             sequence: how many ids the record's prompt has
 
-Own parts stand one behind the other and are all of the record's actions. A model reads each
-sequence for itself, so whoever trains on such a record or scores it cuts it into *rows*: what a
-sequence shares is its prompt, its own part its actions. A column of all rows, joined, is the
-record's:
+The own parts stand one behind the other, and together they are all actions of the record. To train
+on such a record, or to score it, it is cut into *rows*, one for each sequence: the ids that it
+shares are the row's prompt, and its own part is the row's actions. A column with a value for each
+action of all rows, joined, is that column of the record:
 
     record   prompt p q   actions a b r s c t d   mask 1 1 0 0 1 0 1   sequences (0 -1 2) (5 0 4)
     row 0    prompt p q          actions a b r s c
@@ -31,7 +32,7 @@ from gcore_core.contract.errors import DataError
 
 #: Columns that tell of the record as a whole; no row has them.
 _OF_RECORD = frozenset({"text", "turns", "episode", SEQUENCES})
-#: Columns with a value for each token that is read, which no environment gives.
+#: Columns with a value for each token that is read. They cannot be cut, and no environment has one.
 _OF_TOKENS = frozenset({ROUTING, "image_grid_thw"})
 
 
@@ -40,9 +41,9 @@ class Row:
     """Holds one sequence of a record as a record of its own.
 
     begin, end: where its actions lie among the record's.
-    columns: of the row. ``prompt_ids`` is what the sequence reads before its first action, columns
-        with a value for each action have those of its own, others are the record's. ``text``,
-        ``turns``, ``episode`` and ``sequences`` are left out.
+    columns: of the row. ``prompt_ids`` has what the sequence reads before its first action. A
+        column with a value for each action has the values of the row's actions. All others are the
+        record's, but ``text``, ``turns``, ``episode`` and ``sequences`` are left out.
     """
 
     begin: int
@@ -56,17 +57,22 @@ class Row:
 
 
 def rows_of(columns: Columns) -> list[Columns]:
-    """Returns the columns of each row; of a record of one sequence its own, unchanged."""
+    """Returns the columns of each row.
+
+    A record of one sequence has one row: its own columns, unchanged.
+
+    Raises DataError where the column ``sequences`` cannot be.
+    """
     return [row.columns for row in cut(columns)]
 
 
 def cut(columns: Columns) -> list[Row]:
     """Cuts a record into one row for each sequence.
 
-    A sequence behind the first one that shares nothing begins with given ids that nothing
-    predicts: they are its prompt, and no actions of its row.
+    A later sequence that shares nothing has no prompt in the record. The given ids with which it
+    begins are then the row's prompt, and no actions of the row.
 
-    Raises DataError where the column ``sequences`` does not tell how.
+    Raises DataError where the column ``sequences`` cannot be.
     """
     actions = len(columns.get("action_ids", ()))
     if len(columns.get(SEQUENCES, ())) == 0 or columns[SEQUENCES].shape == (1, 3):
@@ -92,9 +98,11 @@ def cut(columns: Columns) -> list[Row]:
 
 
 def trained_rows(columns: Columns) -> list[Row]:
-    """Returns the rows of which a policy sampled an action; the first row where it sampled none.
+    """Returns the rows in which a policy sampled an action; the first row where there is none.
 
-    They are what a trainer trains on, each with the share 1 / (their number) of the record.
+    A trainer trains on these. Each weighs 1 / (their number) of the record.
+
+    Raises DataError where the column ``sequences`` cannot be.
     """
     rows = cut(columns)
     if len(rows) == 1:
@@ -103,12 +111,12 @@ def trained_rows(columns: Columns) -> list[Row]:
 
 
 def join(columns: Columns, rows: Sequence[Row], values: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns what was computed of a record's rows as one column of the record.
+    """Returns what was computed of a record's rows as one column of the record, [A, ...].
 
-    Actions of no row get 0.
+    An action that is in no row gets 0.
 
     columns: of the record.
-    values: [A, ...] of each row, with A its actions.
+    values: of each row an array [A, ...], where A is how many actions the row has.
     """
     if len(rows) == 1 and rows[0].columns is columns:
         return values[0]
@@ -119,7 +127,12 @@ def join(columns: Columns, rows: Sequence[Row], values: Sequence[np.ndarray]) ->
 
 
 def sampled_alone(columns: Columns, logp: np.ndarray) -> np.ndarray:
-    """Returns log-probs, or entropies, with 0 at given actions of a record that says sequences."""
+    """Returns log-probs, or entropies, with 0 at the actions that were given, not sampled.
+
+    A record without the column ``sequences`` keeps all of them.
+
+    logp: float32[A].
+    """
     if SEQUENCES not in columns:
         return logp
     return np.where(columns["action_mask"] != 0, logp, np.zeros_like(logp))
@@ -128,9 +141,11 @@ def sampled_alone(columns: Columns, logp: np.ndarray) -> np.ndarray:
 def by_rows(
     records: Sequence[Columns], score: Callable[[Sequence[Columns]], list[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Returns the log-probs float32[A] of each record's actions, computed of its rows.
+    """Returns the log-probs of each record's actions, float32[A], which it computes row by row.
 
-    score: returns float32[A] of each of the rows' columns. It is called once.
+    score: takes the columns of all rows, and returns float32[A] of each. It is called once.
+
+    Raises DataError where a column ``sequences`` cannot be.
     """
     rows = [cut(record) for record in records]
     scored = iter(score([row.columns for own in rows for row in own]))
