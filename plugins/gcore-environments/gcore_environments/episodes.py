@@ -384,12 +384,23 @@ class Episode:
             if not math.isfinite(value):
                 raise EpisodeEnds(FAILED, f"environment_error: reward {name} is {value}")
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
-            self.book.reward(float(value), self._sequence_of(name))
+            sequence = self._sequence_of(name)
+            if sequence is not None:
+                self.book.reward(float(value), sequence)
 
-    def _sequence_of(self, reward: str) -> int:
-        """Returns the sequence of the player that a reward names, as in "1/game"; else -1."""
+    def _sequence_of(self, reward: str) -> int | None:
+        """Returns the sequence to whose latest turn a reward goes.
+
+        It is that of the player whom the reward names, as in "1/game", or -1, the latest of all,
+        where it names none. None: its player has had no turn, and no other has earned it.
+        """
         player, slash, _ = reward.partition("/")
-        return self._lines[player].sequence if slash and player in self._lines else -1
+        if not slash:
+            return -1
+        if player in self._lines:
+            return self._lines[player].sequence
+        has_players = any(self._lines)  # the name of a player that is alone is empty
+        return None if has_players else -1
 
     def _start_clock(self) -> None:
         self.waits_since = time.monotonic()

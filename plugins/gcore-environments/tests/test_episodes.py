@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from gcore_environments.episodes import Episode, Rules
+from gcore_environments.episodes import Episode, EpisodeEnds, Rules
 from gcore_environments.limits import Limits
 from gcore_environments.questions import IDS, Asked, Refused
 from gcore_environments.testing import byte_tokenizer
@@ -96,6 +96,20 @@ def test_versions_of_overlapping_turns_are_the_first_and_the_last_of_all() -> No
     says(episode, new, "new", (4, 4))
     says(episode, old, "old", (3, 4))
     assert episode.record(FINISHED, "", 9).versions == (3, 4)
+
+
+@pytest.mark.parametrize(("player", "earned"), [("0", -1.0), ("", 0.0)])
+def test_the_reward_of_a_player_without_a_turn_goes_to_no_other_player(
+    player: str, earned: float
+) -> None:
+    """A game may end before all have had a turn. Without players a slash is part of the name."""
+    episode = episode_of()
+    turn = episode.observe({"messages": [HI], "player": player})
+    episode.reply(turn, finished("a foul"))
+    with pytest.raises(EpisodeEnds):
+        episode.observe({"rewards": {"0/game": -1.0, "1/game": 1.0}, "done": True})
+    assert episode.book.sequences[0].rewards == [earned]
+    assert episode.rewards == {"0/game": -1.0, "1/game": 1.0}
 
 
 def test_an_answer_is_told_behind_the_messages_that_it_answers() -> None:
