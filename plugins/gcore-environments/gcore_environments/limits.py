@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds the turns of every episode; 0: without a bound.
+    """Bounds the turns of every episode.
 
-    turns: most turns.
-    turn_tokens: most actions of a turn.
-    tokens: most actions of all turns together.
-    context_length: most ids that the model reads and says in one sequence.
+    turns: most turns, at least 1.
+    turn_tokens: most actions of a turn; 0: no limit of its own.
+    tokens: most actions of all turns together, at least 1.
+    context_length: most ids that the model reads and says in one sequence; 0: unknown.
     """
 
     turns: int
@@ -21,11 +21,11 @@ class Limits:
     context_length: int
 
     def next_turn(self, *, turns: int, tokens: int, read: int, most: int = 0) -> tuple[int, str]:
-        """Returns how many actions the next turn may have, and where that is none, why.
+        """Returns (most actions of the next turn, ""), or (0, the limit that is reached).
 
-        turns, tokens: what the episode has had.
-        read: ids that stand before the turn.
-        most: the limit that an agent asks for itself; 0: none.
+        turns, tokens: how many turns and actions the episode has had.
+        read: how many ids stand before the turn.
+        most: the limit that the agent's request itself has; 0: none.
         """
         if turns >= self.turns:
             return 0, "turns"
@@ -37,4 +37,5 @@ class Limits:
             if room <= 0:
                 return 0, "context"
             left = min(left, room)
-        return min(left, *(limit for limit in (self.turn_tokens, most) if limit), left), ""
+        own_limits = [limit for limit in (self.turn_tokens, most) if limit]
+        return min([left, *own_limits]), ""

@@ -1,4 +1,4 @@
-"""What an agent asks of its episode's policy, and what it gets back, whatever it speaks."""
+"""Holds the requests of agents and the policy's answers, the same for every API that is spoken."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ CHAT, IDS = "chat", "ids"
 
 
 class Refused(Exception):
-    """A request that gets no answer.
+    """Raised where an agent's request is refused.
 
-    status: of HTTP. code: a word for programs; empty, one that goes with the status is taken.
+    status: the status of HTTP that the agent gets.
+    text: what a person reads.
+    code: a word for programs; "": one that goes with the status is taken.
     """
 
     def __init__(self, status: int, text: str, code: str = "") -> None:
@@ -28,10 +30,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One turn of the policy.
+    """One turn of the policy, as the answer to a request.
 
-    prompt_ids: all that it read. ids, logp: what it sampled, its end token with it.
-    said: the same as text and calls. status: ``finished``, or ``truncated`` where a limit cut it.
+    prompt_ids: all that the policy read.
+    ids: what it sampled, with the end token.
+    logp: of each sampled id, in order: its log-prob.
+    said: what the sampled ids say, as text, thoughts and calls.
+    status: "finished", or "truncated" where a limit cut the turn.
     """
 
     prompt_ids: list[int]
@@ -45,8 +50,11 @@ class Drawn:
 class Asked:
     """One request of an agent, which waits until ``answer`` is set.
 
-    kind: ``chat`` has messages and tools, ``ids`` has ids: a whole prompt, and nothing of it
-    trains. most: actions at most; 0, as many as the policy may. stop: texts that end this answer.
+    key: (ordinal, sample) of the episode.
+    kind: ``CHAT``: messages and tools are set. ``IDS``: ids are set, a whole prompt, of which
+        nothing is trained on.
+    most: the most actions of the answer; 0: as many as the policy may have.
+    stop: texts that end the answer.
     """
 
     key: tuple[int, int]
@@ -59,10 +67,11 @@ class Asked:
     answer: concurrent.futures.Future[Drawn] = field(default_factory=concurrent.futures.Future)
 
     def reply(self, drawn: Drawn) -> None:
-        """Answers. Who asked may have been refused meanwhile, since its episode has ended."""
+        """Answers the request, unless it was refused meanwhile because its episode has ended."""
         self._settle(self.answer.set_result, drawn)
 
     def refuse(self, refused: Refused) -> None:
+        """Refuses the request, unless it was answered or refused before."""
         self._settle(self.answer.set_exception, refused)
 
     @staticmethod
@@ -73,9 +82,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What agents are told of the policy, and may not ask otherwise.
+    """What agents may know of the policy. A request for other sampling values is refused.
 
-    top_k: 0, all tokens. context_length, vocabulary: 0, unknown.
+    top_k: 0: all tokens.
+    context_length: the most ids of a prompt and its answer; 0: unknown.
+    vocabulary: ids are below this number; 0: unknown.
     """
 
     model: str = "policy"
@@ -88,10 +99,11 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a body asks for, read and checked.
+    """What the body of a request asks for, read and checked; the fields are those of ``Asked``.
 
-    ignored: names of its fields that have no effect here. body: fields that its dialect wants
-    when it writes the answer.
+    stream: whether the answer is to come as a stream.
+    ignored: names of fields that have no effect.
+    body: fields that the dialect needs when it writes the answer.
     """
 
     kind: str = CHAT
