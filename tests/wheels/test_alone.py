@@ -149,6 +149,12 @@ CASES = (
         is_slow=True,
     ),
     models(
+        "gcore-environments",
+        "environment={use: environments, config: {environment: 'game.py:Twice', turn_tokens: 4}}",
+        "rewards={said: {use: environments, config: {name: said}}}",
+        two=(POLICY, ROLLOUT),
+    ),
+    models(
         "gcore-report[eval]",
         plugin="eval",
         commands=(g_core("eval", RUN, "--task", "tasks.py@sums", "--max-tokens", "4"),),
