@@ -299,6 +299,7 @@ ELSEWHERE = {
     "gpu": "tests/integration/test_gpu_benchmark.py",
     "house": "tests/unit/project/test_house.py",
     "real_model": "tests/integration/test_real_model_benchmark.py",
+    "rendering": "plugins/gcore-environments/tests/test_rendering_benchmark.py",
 }
 
 
