@@ -122,8 +122,10 @@ def gcore_sentinels() -> Iterable[p.SentinelProvider]:  # type: ignore[empty-bod
 
 @hookspec
 def gcore_environments() -> Iterable[p.EnvironmentProvider]:  # type: ignore[empty-body]
-    """What the policy acts in, over several turns. Factory: ``(config, context: WorkerContext,
-    generator: Generator) -> Draws``, called in each of the policy's generators, around it.
+    """What the policy acts in, over several turns.
+
+    Factory: ``(config, context: WorkerContext, generator: Generator) -> Draws``, called in each of
+    the policy's generators, around it.
     """
 
 
