@@ -1,9 +1,11 @@
-"""Encodes what a chat template writes such that no content becomes a special token.
+"""Encodes what a chat template writes, so that no content becomes a special token.
 
-A tokenizer takes the text of a special token for that token, whoever wrote it. So a tool's answer
-could end a turn and begin another. Here such texts in contents get a mark in front and another
-behind, before the template writes them. What then stands between two marks is encoded as plain
-text, and what the template itself writes is encoded as usual.
+A tokenizer reads the text of a special token as that token, whoever wrote it. So the answer of a
+tool could end a turn and begin another one. This is prevented in three steps:
+
+1. Each such text in a content gets a mark in front of it and a mark behind it.
+2. The template writes the marked contents.
+3. What stands between two marks is encoded as plain text. All else is encoded as usual.
 """
 
 from __future__ import annotations
