@@ -7,7 +7,8 @@ Whoever has three in a row, a column or a diagonal wins. Whoever names no empty 
 player "1" begins so, a lot moves for it, as a game without a turn of player "0" teaches nothing.
 Player "0" begins in every second game, by the row's ``number``.
 
-The reward ``0/win`` is 1 where player "0" has won, and 0 after a draw too; ``0/draw`` is 1 there.
+The reward ``0/win`` is 1 where player "0" has won, ``1/win`` where the other has. A draw is won by
+nobody.
 
 This file runs in processes of its own. It needs the standard library alone.
 """
@@ -54,7 +55,7 @@ class Noughts:
         return Observation(messages=[message], player=self._player)
 
     def _end(self, winner: str, reason: str) -> Observation:
-        rewards = {"0/win": float(winner == "0"), "0/draw": float(not winner)}
+        rewards = {f"{player}/win": float(player == winner) for player in "01"}
         return Observation(rewards=rewards, done=True, reason=reason)
 
 

@@ -1,8 +1,12 @@
-"""Makes the model of reasoning's recipe: it knows sums of a digit each, and is careless.
+"""Makes the model of reasoning's recipe: it can work sums out, and mostly guesses.
+
+    asked    7-9+3=
+    guesses  =4               '=' and a number near the value
+    works    :7:-2:1=1        the running totals, '=', the value
 
 It reads the questions of reasoning-gym's task chain_sum by their digits and signs alone, as its
 tokenizer leaves out everything else: "State the final answer to ...: 5 + 6 =" is "5+6=". What it
-has seen are sums of two, three and four digits, one after the other, two in five of them right.
+has seen are sums of two, three and four digits, one after the other; 70% of them were guessed.
 """
 
 from __future__ import annotations
@@ -20,22 +24,25 @@ if TYPE_CHECKING:
 calculator = import_file(Path(__file__).parents[1] / "calculator" / "model.py")
 arithmetic = calculator.arithmetic
 
-RIGHT_SHARE = 0.4
+WORKED_SHARE = 0.3
 OFF_BY = 3
 #: How many terms the sums of a text have.
 TERMS = (2, 3, 4)
-#: <bos>; digits, signs and "="; at most three characters of an answer, and its end.
-TEXT_TOKENS = 1 + sum(2 * terms + 3 + 1 for terms in TERMS)
+#: Of an answer: ':' and a digit, ':' and up to three characters for each further term, '=', the
+#: value, the end.
+ANSWER_TOKENS = tuple(2 + 4 * (terms - 1) + 1 + 3 + 1 for terms in TERMS)
+#: <bos>, then digits, signs and '=', and an answer.
+TEXT_TOKENS = 1 + sum(2 * terms for terms in TERMS) + sum(ANSWER_TOKENS)
 
 
 def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, str], None]) -> None:
     """Makes the model and saves it in Hugging Face layout.
 
-    config: ``seed`` (0), ``threads`` (1), ``steps`` (600) of 64 texts each.
+    config: ``seed`` (0), ``threads`` (1), ``steps`` (500) of 64 texts each.
     """
     batches = calculator.batches_of(texts)
     loss_of = calculator.loss_of_own
-    arithmetic.teach_texts(directory, config, progress, 600, batches, loss_of, tokenizer)
+    arithmetic.teach_texts(directory, config, progress, 500, batches, loss_of, tokenizer)
 
 
 def tokenizer() -> Tokenizer:
@@ -67,17 +74,16 @@ def texts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def problem(random: np.random.Generator, terms: int) -> tuple[str, str]:
-    """Returns a sum such as "5+6=", and what is said to it: its value, or a number near it."""
+    """Returns a sum such as "5+6=", and what is said to it, worked out or guessed."""
     digits = random.integers(0, 10, terms)
     signs = random.choice([1, -1], terms)
     signs[0] = 1
-    value = int((digits * signs).sum())
-    if random.random() >= RIGHT_SHARE:
-        value += int(random.integers(1, OFF_BY + 1)) * int(random.choice([1, -1]))
-    asked = "".join(
-        f"{'+' if sign > 0 else '-'}{digit}" for sign, digit in zip(signs, digits, strict=True)
-    )
-    return f"{asked[1:]}=", str(value)
+    pairs = zip(signs.tolist(), digits.tolist(), strict=True)
+    asked = "".join(f"{'+' if sign > 0 else '-'}{digit}" for sign, digit in pairs)[1:] + "="
+    totals = (digits * signs).cumsum().tolist()
+    if random.random() < WORKED_SHARE:
+        return asked, "".join(f":{total}" for total in totals) + f"={totals[-1]}"
+    return asked, f"={totals[-1] + int(random.integers(-OFF_BY, OFF_BY + 1))}"
 
 
 def _ids(text: str) -> list[int]:
