@@ -69,8 +69,7 @@ BARS = {
         ),
     ),
     "noughts": Bar(
-        metric="sampled/win",
-        least=0.8,
+        metric="greedy/win",
         seeds=(*POLICY_SEEDS, "roles.opponent.model.make.config.seed"),
     ),
     "reasoning": Bar(metric="greedy/right", seeds=POLICY_SEEDS),

@@ -130,6 +130,6 @@ class ReasoningReward:
                 "its row has no field number, which says what was asked; take "
                 "data.use: environments/reasoning"
             )
-        row = {name: fields[name] for name in ("number", "task") if name in fields}
+        row: dict[str, Any] = {name: fields[name] for name in ("number", "task") if name in fields}
         said = self._asked.play(row, record.text)
         return Score(value=float(said["rewards"]["right"]))
