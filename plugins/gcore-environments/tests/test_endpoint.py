@@ -460,5 +460,6 @@ def test_many_agents_at_once_get_their_own_answers() -> None:
 
 def test_the_endpoint_listens_on_loopback_alone() -> None:
     with ScriptedPolicy() as policy:
-        assert policy.endpoint._http.server_address[0] == "127.0.0.1"
+        (door,) = policy.endpoint._served
+        assert door.getsockname()[0] == "127.0.0.1"
         assert policy.endpoint.url.startswith("http://127.0.0.1:")
