@@ -30,6 +30,8 @@ LOOPBACK = "127.0.0.1"
 _MOST_BYTES = 32 << 20  # of a request
 #: Seconds that a connection without a request is kept. Agents think, and clients keep theirs.
 _IDLE_S = 600.0
+#: Agents of all episodes of a step may connect at once; who finds no room in the queue is reset.
+_MOST_CONNECTING = 4096
 _POLL_S = 0.05  # how often the server looks whether it is to end
 _MOST_IGNORED = 1000  # characters of the header that names fields without effect
 _MOST_TOLD = 32  # refusals that the log has, of different texts
@@ -217,7 +219,7 @@ def _closed() -> Refused:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
+    request_queue_size = _MOST_CONNECTING
 
     def __init__(self, endpoint: EndpointServer, door: socket.socket | None = None) -> None:
         self.endpoint = endpoint

@@ -493,7 +493,7 @@ def open_door(descriptor: int) -> str:
     descriptor: of a socket to who started this process, and is to serve the other one.
     Returns the base address for agents.
     """
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as door:
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as door:
         with socket.socket(fileno=descriptor) as parent:
             socket.send_fds(parent, [b"."], [door.fileno()])
         return f"http://127.0.0.1:{door.getsockname()[1]}/v1"
