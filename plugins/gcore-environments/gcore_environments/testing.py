@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from gcore_testing import Contract
 
 from .rendering import Renderer
 from .templates import Message, call
@@ -187,8 +188,10 @@ ADDER: dict[str, Any] = {
 }
 
 
-class RendererContract:
+class RendererContract(Contract):
     """What the rest of G-Core takes for granted of a renderer; one fixture is overridden."""
+
+    kind: ClassVar[str] = "renderer"
 
     @pytest.fixture
     def made(self) -> Made:
@@ -237,6 +240,14 @@ class RendererContract:
             if bridge is not None:
                 ids = ids[: len(ids) - bridge.drop] + bridge.ids
                 assert made.text(ids) == made.text(made.renderer.start([QUESTION, said, new]))
+
+    def test_words_of_another_as_the_assistants_are_given_or_declined(self, made: Made) -> None:
+        """They are no turn of the policy's: nothing but its own tokens stays where it stood."""
+        ids = made.renderer.start([QUESTION]) + made.ids("yes")
+        told: Message = {"role": "assistant", "content": "asked again"}
+        bridge = made.renderer.bridge(ids, [QUESTION, told, QUESTION])
+        if bridge is not None:
+            assert "asked again" in made.text(bridge.ids)
 
     def test_no_content_becomes_a_special_token(self, made: Made) -> None:
         special = [token.content for token in made.tokenizer.added_tokens_decoder.values()]
