@@ -52,7 +52,9 @@ class Letters:
         return Bridge([*closed, *self.start(messages)])
 
     def reply(self, ids: list[int], tools: Sequence[dict[str, Any]] = ()) -> Said:
-        text = text_of(ids)
+        return self.read(text_of(ids), tools)
+
+    def read(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> Said:
         calls = []
         for place_, body in enumerate(_CALL.findall(text)):
             name, arguments = json.loads(body)
