@@ -69,8 +69,8 @@ from typing import Any
 import quickstart_runs as runs
 from episode_rivals import add_rival_options, rivals
 from report import Claim, add_options, publish, repeated
-from selfplay import selfplay
 from scripted_episodes import ScriptedEpisodes
+from selfplay import selfplay
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
