@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gcore_environments import draws as draws_module
+from gcore_environments.adapter_settings import TextArenaConfig
+from gcore_environments.checks import problems
 from gcore_environments.draws import EpisodeDraws
 from gcore_environments.questions import Asked
 from gcore_environments.scripted import ScriptedEngine
@@ -22,6 +25,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.factories import import_file
 from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 
@@ -409,3 +413,29 @@ def test_agents_that_repeat_refused_requests_do_not_keep_the_engine_from_its_tur
     for _ in range(3):
         draws.step()
     assert engine.steps == 3 and heard
+
+
+# -- before a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("players", "speaking", "problem"),
+    [
+        (2, ["1"], ""),
+        (2, ["2"], "environment.roles.2: the players of this game are 0, 1; name one of them"),
+        (1, ["1"], "environment.roles.1: the players of this game have no names: it is for one"),
+        (2, ["0", "1"], "environment.roles: roles speak for all players of this game"),
+    ],
+)
+def test_a_role_speaks_for_some_players_that_a_game_of_textarena_has(
+    players: int, speaking: list[str], problem: str
+) -> None:
+    config = TextArenaConfig(game="TicTacToe-v0", players=players)
+    speakers = dict.fromkeys(speaking, "opponent")
+    job: Any = SimpleNamespace(
+        objects={"environment": config},
+        provided={},
+        settings=SimpleNamespace(run=RunSettings(), speakers=speakers),
+    )
+    found = [one for one in problems({}, job) if one.startswith("environment.roles")]
+    assert [one.startswith(problem) for one in found] == ([True] if problem else [])
