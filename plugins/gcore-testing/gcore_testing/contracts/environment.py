@@ -22,7 +22,7 @@ from gcore_core.contract.order import FIRST_QUESTION, FIRST_TURN
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import FAILED, FINISHED, Prompt
 from gcore_testing import fake
-from gcore_testing.contracts.base import closing
+from gcore_testing.contracts.base import NotClaimed, closing
 from gcore_testing.contracts.draining import Drains, key_of, key_of_request
 from gcore_testing.contracts.generator import requests_of
 
@@ -227,7 +227,7 @@ class EnvironmentContract(Drains):
     ) -> Iterator[tuple[Any, Answering]]:
         """Gives an environment, and the role that speaks for its ``player``."""
         if self.player is None:
-            pytest.skip("no role speaks for a player of this environment")
+            raise NotClaimed("a player for whom a role may speak (player)")
         role = Answering(says)
         speaks = replace(context, acts=True, speakers={self.player: role})
         draws = self.build(speaks, watched)
