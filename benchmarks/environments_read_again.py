@@ -7,11 +7,11 @@ prompt_tokens_read_again_share
                         share of the tokens of later turns' prompts that had been read or sampled
                         before, and that are read nevertheless; the last action of each turn is
                         one, since it was sampled and not read
-prompt_tokens_read_over_new
+parked_tokens_read_over_new
                         tokens of prompts that are read, for each that nobody had read or sampled
 unparked_tokens_read_over_new
                         the same where no row is parked
-turn_cpu_ms             processor milliseconds of a turn
+parked_turn_cpu_ms      processor milliseconds of a turn
 unparked_turn_cpu_ms    the same where no row is parked
 
 Episodes are played by ids beside each other. Each turn samples up to 16 tokens, and 8 to 40 more
@@ -76,9 +76,9 @@ def read_again(
     share = (parked.read - parked.new) / parked.known
     return [
         Claim("prompt_tokens_read_again_share", share, "", 0.05, "<="),
-        Claim("prompt_tokens_read_over_new", parked.read / parked.new, "x"),
+        Claim("parked_tokens_read_over_new", parked.read / parked.new, "x"),
         Claim("unparked_tokens_read_over_new", plain.read / plain.new, "x"),
-        Claim("turn_cpu_ms", 1e3 * parked.cpu_s / count, "ms"),
+        Claim("parked_turn_cpu_ms", 1e3 * parked.cpu_s / count, "ms"),
         Claim("unparked_turn_cpu_ms", 1e3 * plain.cpu_s / count, "ms"),
     ]
 
