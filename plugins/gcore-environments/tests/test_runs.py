@@ -170,13 +170,20 @@ CASES = {
 }
 
 
+#: What `tox run -e rest` leaves out: other cases come near to it.
+SLOW = ("four shards", "a supervisor is killed", "killed and resumed")
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of a run with two shards and one process of environments."""
     return weights_of(finish(tmp_path_factory.mktemp("plain"), job(deterministic=True)))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],
+)
 def test_weights_do_not_depend_on(name: str, plain: str, tmp_path: Path) -> None:
     case = CASES[name]
     run = finish(tmp_path, job(deterministic=True), *case.overrides, trouble=case.trouble)
@@ -208,7 +215,7 @@ AGENTS_FAULTS = {
 ONE_IN = 100
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "faults"),
     [("Watched", FAULTS), ("Agent", AGENTS_FAULTS)],
