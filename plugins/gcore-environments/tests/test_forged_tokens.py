@@ -1,13 +1,20 @@
-"""No text that an agent posts adds a special token, whatever API it speaks."""
+"""No text that an agent posts, or an environment says, adds a special token."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_environments.draws import EpisodeDraws
+from gcore_environments.scripted import ScriptedEngine
+from gcore_environments.settings import EnvironmentConfig
 from gcore_environments.testing import FAMILIES, tokenizer_of
 
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import FINISHED, Prompt
 from tests.support.http_agent import ADD, USER, Agent
 from tests.support.scripted_policy import of_family
 
@@ -59,6 +66,38 @@ def test_contents_with_the_text_of_special_tokens_add_none(family: str) -> None:
     assert [special_ids(family, one) for one in attacked] == [
         special_ids(family, one) for one in harmless
     ]
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_what_an_environment_says_adds_no_special_token(family: str, tmp_path: Path) -> None:
+    """By users and by tools, in a process of its own."""
+    tokenizer, ends = tokenizer_of(family)
+    engine = ScriptedEngine(tokenizer, lambda _: "well")
+    engine.end_ids = frozenset(ends[:1])
+    place = f"{Path(__file__).parent / 'says.py'}:Says"
+    context = WorkerContext(role="rollout", directory=str(tmp_path))
+    draws = EpisodeDraws(EnvironmentConfig(environment=place, drift="error"), context, engine)
+    texts = [attack_of(tokenizer), HARMLESS]
+    try:
+        draws.submit(
+            [
+                SampleRequest(ordinal=row, sample=0, seed=1, prompt=Prompt(row=row, text=text))
+                for row, text in enumerate(texts)
+            ]
+        )
+        records = []
+        while len(records) < len(texts):
+            records += draws.step()
+    finally:
+        draws.close()
+    found = {}
+    for record in records:
+        assert (record.status, record.reason) == (FINISHED, "")
+        columns = record.columns
+        assert columns["turns"].shape == (3, 4)
+        ids = [*columns["prompt_ids"].tolist(), *columns["action_ids"].tolist()]
+        found[record.request.ordinal] = special_ids(family, ids)
+    assert found[0] == found[1]
 
 
 def test_a_tools_result_with_special_tokens_adds_none_and_the_calls_ids_stay() -> None:
