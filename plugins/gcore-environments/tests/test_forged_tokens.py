@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gcore_environments.draws import EpisodeDraws
+from gcore_environments.records import columns_of
 from gcore_environments.scripted import ScriptedEngine
 from gcore_environments.settings import EnvironmentConfig
 from gcore_environments.testing import FAMILIES, tokenizer_of
@@ -16,7 +18,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
 from tests.support.http_agent import ADD, USER, Agent
-from tests.support.scripted_policy import of_family
+from tests.support.scripted_policy import END, ScriptedPolicy, of_family
 
 HARMLESS = "nothing"
 FAMILY = sorted(FAMILIES)
@@ -66,6 +68,31 @@ def test_contents_with_the_text_of_special_tokens_add_none(family: str) -> None:
     assert [special_ids(family, one) for one in attacked] == [
         special_ids(family, one) for one in harmless
     ]
+
+
+def test_ids_that_an_agent_posts_are_never_trained() -> None:
+    """Whatever it repeats, changes or makes up: what has mask 1 is what the engine drew."""
+    draw = random.Random(0)
+    answer = [*map(ord, "yes"), END]
+    with ScriptedPolicy("yes", drift="fork") as policy, Agent(policy.endpoint) as agent:
+        read = [*map(ord, "asked")]
+        for _ in range(60):
+            status, found = agent.post("/inference/v1/generate", model="policy", token_ids=read)
+            assert status == 200, found
+            (choice,) = found["choices"]
+            assert choice["token_ids"] == answer
+            whole = read + choice["token_ids"]
+            if draw.random() < 0.4:  # an answer that nobody gave, or another end of this one
+                whole[draw.randrange(1, len(whole))] = draw.choice([*answer, ord("!")])
+            kept = whole[: draw.randint(1, len(whole))] if draw.random() < 0.3 else whole
+            read = [*kept, *draw.choices([*answer, ord("?")], k=draw.randint(1, 3))]
+        (book,) = policy.books.values()
+    columns = columns_of(book, temperature=1.0, text="", episode={})
+    assert len(columns["turns"]) == 60
+    trained = columns["action_mask"] == 1
+    assert columns["action_ids"][trained].tolist() == answer * 60
+    assert set(columns["logp"][trained]) == {-0.25}
+    assert not columns["logp"][~trained].any()
 
 
 @pytest.mark.parametrize("family", FAMILY)
