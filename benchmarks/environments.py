@@ -42,6 +42,12 @@ endpoint_turn_cpu_ms    the same with a program that asks over HTTP and posts al
 
 Part ``selfplay`` (selfplay.py): whether recipes/noughts.yaml beats the model that it began as.
 
+Part ``read_again`` (environments_read_again.py):
+
+prompt_tokens_read_again_share
+                        share of the tokens of later turns' prompts that had been read or sampled
+                        before, and that the torch generator reads nevertheless
+
 Part ``rivals`` (episode_rivals.py):
 
 turns_per_cpu_second_over_verifiers
@@ -67,6 +73,7 @@ from pathlib import Path
 from typing import Any
 
 import quickstart_runs as runs
+from environments_read_again import read_again
 from episode_rivals import add_rival_options, rivals
 from report import Claim, add_options, publish, repeated
 from scripted_episodes import ScriptedEpisodes
@@ -296,6 +303,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Claim]]] = {
     "asynchronous": learned_ahead,
     "long": long_episodes,
     "turns": overhead,
+    "read_again": lambda args, folder: read_again(folder),
     "rivals": rivals,
     "selfplay": selfplay,
 }
