@@ -373,13 +373,14 @@ def _learners(job: ResolvedJob) -> Iterator[str]:
 def _judges(job: ResolvedJob) -> Iterator[str]:
     """Rewards that ask a model and the generators that answer them fit together.
 
-    A reward that asks a model names a generator, and no other reward names a role. Every generator
-    but the rollout is named by a reward.
+    A reward that asks a model names a generator, and no other reward names a role. A role that
+    speaks for a player is a generator other than the rollout. Every generator but the rollout is
+    named by a reward or speaks for a player.
     """
     answer = {
         name for name in job.settings.roles if job.provided[f"roles.{name}"].kind == "generator"
     }
-    judges = set()
+    judges = set[str | None](job.settings.speakers.values())
     for name, reward in job.settings.rewards.items():
         asks = traits_of(job.objects.get(f"rewards.{name}")).asks
         role = reward.role
@@ -397,10 +398,24 @@ def _judges(job: ResolvedJob) -> Iterator[str]:
                 f"rewards.{name}.role: {role!r} is no generator of this run{guess}; there are "
                 f"{', '.join(sorted(answer))}."
             )
+    for player, role in job.settings.speakers.items():
+        others = sorted(answer - {ROLLOUT})
+        if role == ROLLOUT:
+            yield (
+                f"environment.roles.{player}: {ROLLOUT} is the policy, which speaks for every "
+                "player that is not named here; leave the player out."
+            )
+        elif role not in answer:
+            yield (
+                f"environment.roles.{player}: {role!r} is no generator of this run"
+                f"{did_you_mean(role, others)}; besides the policy's it has: "
+                f"{', '.join(others) or 'none'}. Add roles.{role} with a generator, or name one "
+                "that there is."
+            )
     for name in sorted(answer - judges - {ROLLOUT}):
         yield (
-            f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, or leave the "
-            "role out."
+            f"roles.{name}: no reward asks it; set rewards.<name>.role: {name}, have it speak for "
+            f"a player (environment.roles), or leave the role out."
         )
 
 

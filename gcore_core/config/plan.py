@@ -677,10 +677,11 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
     """Yields (config path, provider) for everything that is chosen.
 
     The role's provider says which kind its backend has. A role that no provider knows is a
-    generator when a reward names it.
+    generator when a reward or the environment names it.
     """
     roles = _roles(plugins)
     judges = {reward["role"] for reward in core["rewards"].values()}
+    judges |= set((_get(core, "environment.roles") or {}).values())
     for path, use in _uses(core):
         section, _, name = path.partition(".")
         if section == "roles" and name.endswith(".objective"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gcore_core.contract.questions import Sampler
+from gcore_core.contract.questions import Sampler, Speaker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class WorkerContext:
         its columns are of that model's tokens.
     sampler: of a reward, the generator role that its ``role:`` names; None where it names none.
     acts: of a generator, whether an environment is built around it, which asks it for turns.
+    speakers: of an environment, player -> the generator role that speaks for it, as
+        ``environment.roles`` has it. The policy speaks for every other player.
     progress: call it during long work; it extends the caller's deadline.
     """
 
@@ -68,4 +70,5 @@ class WorkerContext:
     policy: Mapping[str, Any] = field(default_factory=dict)
     sampler: Sampler | None = None
     acts: bool = False
+    speakers: Mapping[str, Speaker] = field(default_factory=dict)
     progress: Callable[[], None] = lambda: None

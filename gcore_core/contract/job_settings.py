@@ -241,6 +241,10 @@ class EnvironmentSettings(Choice):
 
     use: str = MISSING
     """What the policy acts in, over several turns."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """Player -> the generator role that speaks for it, such as a frozen opponent. The policy speaks
+    for every other player.
+    """
 
 
 @dataclass
@@ -456,3 +460,8 @@ class JobSettings:
     """Plugin -> version specifier, or ``null``."""
     local: list[str] = field(default_factory=list)
     """Python files of the project that hold hooks; the plugin's name is the file's stem."""
+
+    @property
+    def speakers(self) -> dict[str, str]:
+        """Player -> the role that speaks for it in episodes."""
+        return self.environment.roles if self.environment else {}

@@ -65,7 +65,9 @@ class Need:
     follows: the role whose weights it takes; "" for a model of its own.
     size: slots that one replica takes together.
     least: replicas that must stay awake.
-    sleeps: whether a replica can sleep. Mode "colocated" is for generators that can.
+    sleeps: whether a replica can sleep while others have its devices. Mode "colocated" is for
+        generators that can. One that speaks in the policy's episodes cannot, whatever its backend
+        does: it is asked while the policy draws.
     """
 
     kind: str

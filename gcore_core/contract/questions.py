@@ -1,8 +1,11 @@
-"""Defines how a reward asks a model: its questions to a generator role, and the answers."""
+"""Defines how rewards and environments ask a model of the run: their questions to a generator
+role, and the answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +14,7 @@ from gcore_core.contract.records import Prompt, Ref
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Holds a prompt that a reward has a generator role answer.
+    """Holds a prompt that a reward, or an environment, has a generator role answer.
 
     prompt: what is asked; its ``row`` means nothing.
     seed: of the sampling.
@@ -59,4 +62,23 @@ class Sampler(Protocol):
         """Returns the answers to each question, in the order of the questions.
 
         A question that a lost replica had not answered goes to another one.
+        """
+
+
+class Speaker(Protocol):
+    """Lets an environment ask the generator role that speaks for a player.
+
+    role: its name in the job.
+    """
+
+    role: str
+
+    def ask(self, question: Question) -> Future[Answer]:
+        """Asks for one answer, and returns at once.
+
+        Its replicas that are awake share the work, and what a lost one owes another one gets.
+
+        The future has the answer later, or what was raised; its callbacks run in another thread
+        than the environment, or while that is not called. Nobody may wait for it in a call: where
+        one process has all roles, none answers meanwhile. One that is cancelled is not waited for.
         """

@@ -176,6 +176,10 @@ class Traits:
     """The loss corrects for actions that older weights sampled. Else records that a step did not
     need are redrawn."""
 
+    weighs_rows: bool = _trait(False, "objective")
+    """What it averages over records counts each of a record's rows as its part of one (column
+    ``rows``), or it averages no records."""
+
     works_without_rewards: bool = _trait(False, "advantage")
     """A job with it may have no reward, as where a teacher says what is good.
     ``GroupScalars.rewards`` is then 0 everywhere."""

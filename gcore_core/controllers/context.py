@@ -48,7 +48,7 @@ class ControllerContext:
     scorers: each with the rewards that it hosts.
     chosen_advantage: None where the program needs none and none is chosen; else ``advantage``.
     filter, balancer: the job's other algorithms.
-    judges: generator role that rewards ask -> its replicas.
+    judges: generator role that rewards or episodes ask -> its replicas.
     annotators: role that gives columns and is not trained -> its workers.
     placement: the policy that moves devices between generators; none where nothing moves.
     agents: the nodes' agents by name, where they read how long devices are in use.

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from gcore_core.contract.columns import ColumnSpec
     from gcore_core.workers.annotations import Annotations
     from gcore_core.workers.generator import GeneratorShell
+    from gcore_core.workers.role_sampler import RoleSampler
     from gcore_core.workers.sleep_note import SleepNote
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Worker:
             if isinstance(settings, JobFacts):
                 await self._controller(settings)
                 return
+            self._loop = asyncio.get_running_loop()
             await self._compute(self._build, settings, self._service)
             await self._network.serve(spec.name, self._service)
             await self._hello()
@@ -225,6 +227,7 @@ class Worker:
         """Makes a generator's backend, and the shell around it."""
         from gcore_core.workers.generator import GeneratorShell
         from gcore_core.workers.push import DtypeSetting
+        from gcore_core.workers.role_sampler import LoopSpeaker
 
         spec = self._spec
         acts = "environment" in spec.factories
@@ -232,7 +235,13 @@ class Worker:
         backend = build(spec.factories["backend"], context)
         self._closing.append(backend.close)
         draws = None
+        asked = self._samplers(settings.asks)
         if acts:
+            speakers = {
+                player: LoopSpeaker(asked[role], self._loop)
+                for player, role in settings.speakers.items()
+            }
+            context = replace(context, speakers=speakers)
             draws = build(spec.factories["environment"], context, backend)
             self._closing.append(draws.close)
         store = StoreWriter(*self._place(), f"{spec.name}-{os.getpid()}")
@@ -248,7 +257,22 @@ class Worker:
             replica=spec.rank,
             note=note,
             draws=draws,
+            asked=list(asked.values()),
         )
+
+    def _samplers(self, asks: Mapping[str, Sequence[str]]) -> dict[str, RoleSampler]:
+        """Makes one for each role: whoever asks the same role shares what is known of its load.
+
+        asks: role -> peer names of its replicas.
+        """
+        from gcore_core.workers.role_sampler import RoleSampler
+
+        return {
+            role: RoleSampler(
+                role, [self._network.peer(name) for name in names], self._service.progress
+            )
+            for role, names in asks.items()
+        }
 
     def _annotator(self, settings: AnnotatorSettings, service: Service) -> None:
         from gcore_core.workers.annotations import AnnotatorShell
@@ -267,14 +291,9 @@ class Worker:
 
     def _scorer(self, settings: ScorerSettings, service: Service) -> None:
         from gcore_core.workers.overruns import Overruns, note_path
-        from gcore_core.workers.role_sampler import RoleSampler
         from gcore_core.workers.scorer import NamedScorer, ScorerShell
 
-        # One for each role: rewards that ask the same role share what it knows of replicas' load.
-        samplers: dict[str, RoleSampler] = {}
-        for role, names in settings.asks.items():
-            replicas = [self._network.peer(name) for name in names]
-            samplers[role] = RoleSampler(role, replicas, service.progress)
+        samplers = self._samplers(settings.asks)
         scorers = []
         for name, reward in settings.rewards.items():
             sampler = samplers[reward.role] if reward.role else None

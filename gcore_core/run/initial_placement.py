@@ -184,13 +184,15 @@ def place(
     """
     roles = plan.settings.roles
     sizes = _slots_per_replica(plan)
+    able = {role for role in roles if traits_of(plan.objects[f"roles.{role}"]).sleeps}
+    speaking = set(plan.settings.speakers.values())
     needs = {
         role: Need(
             kind=plan.provided[f"roles.{role}"].kind,
             follows=node.follows or "",
             size=sizes[role],
             least=node.least or 1,
-            sleeps=traits_of(plan.objects[f"roles.{role}"]).sleeps,
+            sleeps=role in able and role not in speaking,
         )
         for role, node in roles.items()
     }
@@ -205,16 +207,16 @@ def place(
     unable = unable_to_sleep(decision, window)
     if unable:
         raise PlacementError(
-            "its backend cannot sleep.",
+            "it speaks in the policy's episodes, which would wait for it and it for them."
+            if unable in speaking
+            else "its backend cannot sleep.",
             where=f"roles.{unable}.use",
             why=f"{provider} has every device serve one model after the other",
-            todo=(
-                "take a backend with the trait sleeps, or a policy that needs none "
-                "(placement/split, placement/coresident)"
-            ),
+            todo=("" if unable in speaking else "take a backend with the trait sleeps, or ")
+            + "take a policy that has none sleep (placement/split, placement/coresident)",
             role=unable,
         )
-    sleeps = [role for role, need in needs.items() if need.sleeps and need.kind == "generator"]
+    sleeps = [role for role, need in needs.items() if role in able and need.kind == "generator"]
     asleep_in_training = _asleep_in_training(
         plan.settings.placement.sleep_in_training, workers, window, sleeps
     )

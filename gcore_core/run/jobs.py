@@ -247,12 +247,15 @@ def _role_worker(job: Job, site: Site, role: str, rank: int, kind: str) -> Worke
     else:
         factories |= _dataset_factories(job)
         factories |= _chosen_factories(job, "environment") if role == ROLLOUT else {}
+        speakers = job.plan.settings.speakers if role == ROLLOUT else {}
         settings = GeneratorSettings(
             run=run,
             shards=job.shards,
             context=context,
             follows=role == ROLLOUT and _pushes_weights(job),
             aborts=traits_of(job.plan.objects[f"roles.{role}"]).abort,
+            speakers=speakers,
+            asks={role: job.workers(role) for role in speakers.values()},
         )
     return _spec(job, site, f"{role}.{rank}", len(job.workers(role)), factories, settings)
 
@@ -332,7 +335,9 @@ def _facts(job: Job, shard: int) -> JobFacts:
     controller = job.plan.objects["controller"]
     backends = [job.plan.objects[f"roles.{role}"] for role in settings.roles]
     # Each once, in order.
-    judges = {reward.role: None for reward in settings.rewards.values()}
+    judges = dict.fromkeys(
+        [*(reward.role for reward in settings.rewards.values()), *settings.speakers.values()]
+    )
     resumed = job.resumed
     state = resumed.state if resumed else {}
     return JobFacts(

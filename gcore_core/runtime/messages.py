@@ -78,6 +78,7 @@ class GenerateRequest(Message):
     leases: what to draw; empty when this shard has no part in the round.
     least: the oldest version of the weights that may begin these samples.
     exact: no newer version may draw them either, since the run is to repeat.
+    awake, awake_version: as of ``ScoreRequest``, for the roles that an environment asks.
     """
 
     step: int
@@ -87,6 +88,8 @@ class GenerateRequest(Message):
     leases: list[Lease]
     least: int
     exact: bool = False
+    awake: dict[str, list[int]] = {}
+    awake_version: int = 0
 
 
 class ScoreRequest(Message):

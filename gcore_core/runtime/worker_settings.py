@@ -93,6 +93,8 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     gather_s: how long to wait for the other shards' part of a round.
     batch_s: how long to wait for more records to end before those that did are sent.
     aborts: whether its backend can end samples (trait ``abort``).
+    speakers: player -> the generator role that speaks for it in the environment around the backend.
+    asks: generator role that is among these -> peer names of its replicas.
     """
 
     context: PlainContext = PlainContext()
@@ -100,6 +102,8 @@ class GeneratorSettings(WorkerSettings, frozen=True, kw_only=True, tag="generato
     gather_s: float = 0.02
     batch_s: float = 0.02
     aborts: bool = False
+    speakers: dict[str, str] = {}
+    asks: dict[str, list[str]] = {}
 
 
 class AnnotatorSettings(WorkerSettings, frozen=True, kw_only=True, tag="annotator"):
@@ -194,7 +198,7 @@ class JobFacts(WorkerSettings, frozen=True, kw_only=True, tag="controller"):
     trace: directory of the trace; empty: none is written.
     takes_stale: the objective corrects for actions sampled by older weights.
     midway_weights: the rollout's generator goes on with samples through a push.
-    judges: generator role that rewards ask -> peer names of its replicas.
+    judges: generator role that rewards or episodes ask -> peer names of its replicas.
     annotators: role that gives columns and is not trained -> peer names of its workers.
     placement: where devices move between generators.
     asleep_in_training: generator roles whose replicas sleep while the trainer works.

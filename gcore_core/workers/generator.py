@@ -63,6 +63,7 @@ from gcore_core.workers.compared_records import columns_of
 from gcore_core.workers.drawn_records import DrawnRecords, EndReasons
 from gcore_core.workers.push import UNTOLD_DTYPE, DtypeSetting, Here
 from gcore_core.workers.questions import Asking
+from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.rounds import Rounds
 from gcore_core.workers.sleep_note import SleepNote
 from gcore_core.workers.weights_follower import WeightsFollower
@@ -79,6 +80,7 @@ class GeneratorShell:
     replica: its number among the replicas of its role.
     note: says to the next process that this one sleeps; None: nobody is told.
     draws: samples are asked of it, the environment around the backend; None: of the backend.
+    asked: the roles that this environment asks.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class GeneratorShell:
         replica: int = 0,
         note: SleepNote | None = None,
         draws: Draws | None = None,
+        asked: Sequence[RoleSampler] = (),
     ) -> None:
         self._backend = backend
+        self._asked = asked
         self._draws = draws or backend
         self._note = note or SleepNote()
         self._datasets = datasets
@@ -144,6 +148,8 @@ class GeneratorShell:
             raise ContractError(
                 f"step {request.step} is over, its records are gone", where="generate"
             )
+        for role in self._asked:
+            role.route(request.awake, request.awake_version)
         keys = [(lease.ordinal, sample) for lease in request.leases for sample in lease.samples]
         if request.leases:
             self._weights.check_is_not_behind(request.least)

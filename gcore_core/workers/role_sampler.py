@@ -1,4 +1,5 @@
-"""Lets a reward ask a generator role: each question goes to the awake replica that owes least.
+"""Lets a reward or an environment ask a generator role: each question goes to the awake replica
+that owes least.
 
 questions -> deal to replicas -> stream answers from all of them side by side
                   ^                     |
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import msgspec
@@ -44,7 +46,7 @@ class _Sheet:
 
 
 class RoleSampler:
-    """Asks the replicas of a role, for one scorer worker.
+    """Asks the replicas of a role, for one worker.
 
     It counts the answers that its open calls ask of each replica (one that has come counts until
     its call ends), and knows nothing of other workers. That is enough: they spread their questions
@@ -65,13 +67,13 @@ class RoleSampler:
         # key of a record -> (one answer's measurements, when it ended)
         self._inquiries: dict[tuple[int, int], list[tuple[Inquiry, float]]] = defaultdict(list)
 
-    def route(self, awake: Sequence[int], version: int = 0) -> None:
-        """Sets the replicas that are asked from here on.
+    def route(self, awake: Mapping[str, Sequence[int]], version: int = 0) -> None:
+        """Sets the replicas that are asked from here on, where ``awake`` names the role.
 
         Messages overtake each other: an older ``version`` than the newest changes nothing.
         """
-        if version >= self._awake_version:
-            self._awake = list(awake)
+        if self.role in awake and version >= self._awake_version:
+            self._awake = list(awake[self.role])
             self._awake_version = version
 
     def take_inquiries(self, ordinal: int, sample: int) -> list[Inquiry]:
@@ -173,3 +175,22 @@ class RoleSampler:
         finally:
             self._load[replica] -= owed
         return None
+
+
+class LoopSpeaker:
+    """Asks a role from outside the event loop in which its sampler lives.
+
+    It implements Speaker of ``gcore_core.contract.questions``.
+    """
+
+    def __init__(self, sampler: RoleSampler, loop: asyncio.AbstractEventLoop) -> None:
+        self.role = sampler.role
+        self._sampler = sampler
+        self._loop = loop
+
+    def ask(self, question: Question) -> Future[Answer]:
+        return asyncio.run_coroutine_threadsafe(self._answer(question), self._loop)
+
+    async def _answer(self, question: Question) -> Answer:
+        ((answer,),) = await self._sampler.sample([question])
+        return answer

@@ -218,8 +218,8 @@ class ScorerShell:
         A record that does not match the reward's ``when`` is "skipped".
         """
         sampler = reward.sampler
-        if sampler is not None and sampler.role in request.awake:
-            sampler.route(request.awake[sampler.role], request.awake_version)
+        if sampler is not None:
+            sampler.route(request.awake, request.awake_version)
         await self._check_known(reward)
         scores = [_SKIPPED] * len(records)
         keys = [

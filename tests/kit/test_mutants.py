@@ -4,7 +4,7 @@ clean ones pass.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,8 @@ def contracts(file: Path) -> dict[str, Any]:
 
 
 ALL = {name: value for file in FILES for name, value in contracts(file).items()}
+#: Files of mutants of environments, of generators that take tokens, and of renderers.
+_OF_EPISODES = ("environments_", "tokens_", "renderers_")
 MUTANTS = [name for name, value in ALL.items() if value.caught_by]
 
 
@@ -84,6 +86,12 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Resu
 
 def test_there_are_enough_mutants() -> None:
     assert len(MUTANTS) >= 25
+
+
+def test_what_episodes_rest_on_has_mutants_of_each_part() -> None:
+    counts = Counter(ALL[name].kind for name in MUTANTS if name.startswith(_OF_EPISODES))
+    assert sum(counts.values()) >= 20
+    assert min(counts.values()) >= 8 and len(counts) == 3
 
 
 @pytest.mark.parametrize("name", ALL)

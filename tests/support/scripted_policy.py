@@ -18,7 +18,7 @@ from gcore_environments.endpoint import Asked, Drawn, EndpointServer, Refused
 from gcore_environments.matching import answered, place, place_ids
 from gcore_environments.questions import IDS
 from gcore_environments.rendering import Bridge, Said, make_renderer
-from gcore_environments.testing import byte_tokenizer, tokenizer_of
+from gcore_environments.testing import byte_tokenizer, letter_by_letter, tokenizer_of
 
 END = 1
 _CALL = re.compile(r"<call>(.*?)</call>", re.DOTALL)
@@ -52,7 +52,9 @@ class Letters:
         return Bridge([*closed, *self.start(messages)])
 
     def reply(self, ids: list[int], tools: Sequence[dict[str, Any]] = ()) -> Said:
-        text = text_of(ids)
+        return self.read(text_of(ids), tools)
+
+    def read(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> Said:
         calls = []
         for place_, body in enumerate(_CALL.findall(text)):
             name, arguments = json.loads(body)
@@ -154,8 +156,7 @@ def of_family(family: str, *texts: str, **about: Any) -> ScriptedPolicy:
 
 def of_tokenizer(tokenizer: Any, ends: list[int], *texts: str, **about: Any) -> ScriptedPolicy:
     def encode(text: str) -> list[int]:
-        pieces = [tokenizer(letter, add_special_tokens=False).input_ids for letter in text]
-        return [one for piece in pieces for one in piece]
+        return letter_by_letter(tokenizer, text)
 
     renderer = make_renderer(tokenizer, ends)
     return ScriptedPolicy(*texts, renderer=renderer, encode=encode, end=ends[0], **about)

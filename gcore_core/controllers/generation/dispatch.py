@@ -52,6 +52,7 @@ class Lanes:
     """Samples the leases of a round: each lane gives its replica one part after the other.
 
     scoring: gets every finished record.
+    placement: says who is awake of the roles that episodes ask.
     replicas: all that the round is dealt over.
     """
 
@@ -61,12 +62,14 @@ class Lanes:
         ledger: Ledger,
         round_: Round,
         scoring: Scoring,
+        placement: PlacementShard,
         replicas: list[Peer],
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._round = round_
         self._scoring = scoring
+        self._placement = placement
         self._replicas = replicas
 
     async def work_off(self, lanes: list[tuple[int, deque[list[Lease]]]]) -> None:
@@ -156,6 +159,8 @@ class Lanes:
             leases,
             round_.least,
             exact=facts.run.deterministic,
+            awake=self._placement.awake.judges(),
+            awake_version=self._placement.awake.version,
         )
         sent_s = asyncio.get_running_loop().time()
         stream = replica.stream(GENERATE, request)
@@ -241,7 +246,7 @@ async def draw(
     scoring = Scoring(context, ledger, round_.purpose, placement)
     lanes = deal(leases, len(replicas), shard, shards, gathers or len(replicas) == 1)
     try:
-        await Lanes(context, ledger, round_, scoring, replicas).work_off(lanes)
+        await Lanes(context, ledger, round_, scoring, placement, replicas).work_off(lanes)
         await placement.judging()
         await scoring.finish()
     finally:

@@ -62,7 +62,7 @@ class Awake(msgspec.Struct, frozen=True):
     in_turns: bool
 
     def judges(self) -> dict[str, list[int]]:
-        """Returns role -> its replicas that are awake, for the roles that rewards ask."""
+        """Returns role -> its replicas that are awake, for roles that rewards or episodes ask."""
         return {role: numbers for role, numbers in self.replicas.items() if role != ROLLOUT}
 
 

@@ -472,6 +472,7 @@ class ObjectiveConfig:
             # The ratio, or the correction's weights, divide by the probability under the weights
             # that sampled.
             takes_stale=self.old_logprobs == "rollout" or self.correction.kind != "none",
+            weighs_rows=True,
         )
 
 

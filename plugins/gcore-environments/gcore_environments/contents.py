@@ -54,6 +54,7 @@ class ContentEncoder:
         self._of_all = _Finder(self.single)
         self._of_assistant = _Finder(self.special)
         self._forbidden = frozenset(self.single.values())
+        self._added = _Finder([token.content for token in added.values()]).pattern
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._backend = backend if tokenizer.is_fast else None
         self._normalizer = getattr(self._backend, "normalizer", None)
@@ -89,9 +90,20 @@ class ContentEncoder:
         for place, segment in enumerate(marks.split(written)):
             if place % 2:
                 ids += self.as_text(segment)
+            elif place:
+                ids += self._behind_text(segment)
             elif segment:
                 ids += self.ids(segment, behind)
         return ids
+
+    def _behind_text(self, text: str) -> list[int]:
+        """Returns the ids of a text that goes on behind other text, not at a beginning.
+
+        A tokenizer that puts a space in front of a text must put none here.
+        """
+        token = self._added.search(text)
+        head = text[: token.start()] if token else text
+        return self.as_text(head) + (self._ids(text[len(head) :]) if token else [])
 
     def ids(self, text: str, behind: str = "") -> list[int]:
         """Returns the ids of a text in which the texts of special tokens are those tokens.

@@ -5,12 +5,12 @@ It stands between the core and the engine, and the core calls it as it would cal
     requests -> submit -> open (host) -> observation -> turn (engine) -> reply (host) -> ...
     step <- one record for each episode that has ended
 
-A *host* is a process in which environments run. Messages of hosts, and requests that agents send to
-the endpoint, come through one inbox. It is read in ``step`` alone, so no other thread touches an
-episode.
+A *host* is a process in which environments run. Messages of hosts, requests that agents send to
+the endpoint, and what other roles of the run say come through one inbox. It is read in ``step``
+alone, so no other thread touches an episode.
 
-In a deterministic run the engine is not advanced while an environment owes an observation: which
-turns are drawn together must not depend on which environment was quick.
+In a deterministic run the engine is not advanced while an environment owes an observation, or a
+role an answer: which turns are drawn together must not depend on which of them was quick.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import os
 import queue
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import WorkerError
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, TakesTokens
 from gcore_core.contract.order import FIRST_QUESTION
+from gcore_core.contract.questions import Answer
 from gcore_core.contract.records import ABORTED, FAILED, TRUNCATED
 from gcore_environments.endpoint import EndpointServer
 from gcore_environments.episodes import Episode, EpisodeEnds, Rules, row_of
@@ -34,6 +36,7 @@ from gcore_environments.lateness import Lateness
 from gcore_environments.questions import Asked, Refused
 from gcore_environments.rendering import make_renderer
 from gcore_environments.settings import PlayConfig
+from gcore_environments.speakers import RoleSpoke, RoleTurn, RoleTurns
 from gcore_environments.turns import Key, Turn, Turns
 
 log = logging.getLogger(__name__)
@@ -68,7 +71,13 @@ class EpisodeDraws:
         place, words = config.made()
         self._context = context
         self._engine = generator
-        self._rules = Rules.of(engine, renderer, config, times=not context.deterministic)
+        self._rules = Rules.of(
+            engine,
+            renderer,
+            config,
+            times=not context.deterministic,
+            roles={player: speaker.role for player, speaker in context.speakers.items()},
+        )
         self._turns = Turns(generator)
         self._lateness = Lateness(config.turn_s)
         self._hosts = Hosts(
@@ -87,6 +96,7 @@ class EpisodeDraws:
         )
         # agents' requests come through the same queue, so that one wait is enough
         self._inbox: queue.Queue[Any] = cast("queue.Queue[Any]", self._hosts.replies)
+        self._role_turns = RoleTurns(context.speakers, self._inbox)
         self._endpoint = EndpointServer(
             self._inbox,
             temperature=engine.temperature,
@@ -142,6 +152,7 @@ class EpisodeDraws:
 
     def close(self) -> None:
         """Ends all processes of environments, and refuses agents. It leaves the engine open."""
+        self._role_turns.close()
         self._endpoint.close()
         self._hosts.close()
         self._episodes.clear()
@@ -149,7 +160,10 @@ class EpisodeDraws:
     # -- what environments and agents say ----------------------------------------------------------
 
     def _hear(self) -> None:
-        """Takes all messages that have come; waits a little where nothing else can be done."""
+        """Takes messages that have come; waits a little where nothing else can be done.
+
+        It ends after a while, also where agents send requests as fast as they are answered.
+        """
         until = time.monotonic() + _WAIT_S
         while True:
             waits = not self._records and (not self._turns or self._rests())
@@ -159,16 +173,22 @@ class EpisodeDraws:
             except queue.Empty:
                 return
             self._take(came)
+            if time.monotonic() > until:
+                return
 
     def _rests(self) -> bool:
-        """Whether the engine must not be advanced, since an environment owes an observation."""
-        return self._context.deterministic and any(
-            episode.waits_since is not None for episode in self._episodes.values()
+        """Whether the engine must not be advanced, since an environment or a role owes a word."""
+        return self._context.deterministic and (
+            bool(self._role_turns)
+            or any(episode.waits_since is not None for episode in self._episodes.values())
         )
 
-    def _take(self, came: Asked | tuple[Host, dict[str, Any]]) -> None:
+    def _take(self, came: Asked | RoleSpoke | tuple[Host, dict[str, Any]]) -> None:
         if isinstance(came, Asked):
             self._agent_asks(came)
+            return
+        if isinstance(came, RoleSpoke):
+            self._role_spoke(came.turn, came.answer)
             return
         host, message = came
         if not self._hosts.is_current(host):
@@ -239,7 +259,20 @@ class EpisodeDraws:
 
         self._play(episode, reply)
 
-    def _play(self, episode: Episode, act: Callable[[], Turn | None]) -> None:
+    def _role_spoke(self, turn: RoleTurn, answer: Future[Answer]) -> None:
+        """Tells an environment what another role said for a player."""
+        if not self._role_turns.take(turn):
+            return  # its episode has ended meanwhile, or was drawn again
+        episode = self._episodes[turn.key]
+        self._context.progress()
+
+        def reply() -> None:
+            told = episode.role_reply(turn, _answer_of(turn, answer))
+            episode.host.send(op="step", id=list(episode.key), **told)
+
+        self._play(episode, reply)
+
+    def _play(self, episode: Episode, act: Callable[[], Turn | RoleTurn | None]) -> None:
         """Does the next thing in an episode, and has the turn drawn that it returns.
 
         Where it raises, the episode ends.
@@ -252,7 +285,9 @@ class EpisodeDraws:
             log.warning("episode %s cannot go on", episode.key, exc_info=True)
             self._finish(episode, FAILED, f"environment_error: {type(error).__name__}: {error}")
         else:
-            if turn is not None:
+            if isinstance(turn, RoleTurn):
+                self._role_turns.ask(turn)
+            elif turn is not None:
                 self._turns.draw(turn)
 
     def _look_at_tools(self, messages: Sequence[Any], tools: Sequence[Any]) -> None:
@@ -301,6 +336,7 @@ class EpisodeDraws:
         """
         if self._episodes.pop(episode.key, None) is None:
             return
+        self._role_turns.end(episode.key)
         for turn, finished in self._turns.end(episode.key):
             episode.take(turn, finished)
         episode.leave()
@@ -389,11 +425,22 @@ class EpisodeDraws:
                 self._finish(episode, FAILED, f"environment_lost: {error}")
                 continue
             self._turns.end(episode.key)
+            self._role_turns.end(episode.key)
             episode.leave()
             self._open(episode.request, lost)
 
     def _episodes_of(self, host: Host) -> list[Episode]:
         return [episode for episode in self._episodes.values() if episode.host is host]
+
+
+def _answer_of(turn: RoleTurn, answer: Future[Answer]) -> Answer:
+    """Returns what a role has answered. Raises EpisodeEnds where it gave no answer."""
+    try:
+        return answer.result()
+    except Exception as error:  # isolation point: whatever befell the role, or the way to it
+        log.warning("episode %s: role %s gave no answer", turn.key, turn.role, exc_info=True)
+        reason = f"role_lost: {turn.role}: {type(error).__name__}: {error}"
+        raise EpisodeEnds(FAILED, reason) from error
 
 
 def _key(finished: Finished) -> Key:

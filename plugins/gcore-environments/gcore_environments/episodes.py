@@ -5,6 +5,9 @@
 An environment sends observations, which are appended to the conversation. A program's agent sends
 the whole conversation each time, and the book says where it goes on. The same limits hold for the
 turns of both.
+
+A player may be spoken for by another role of the run. What that role says is told, and stands in
+the column ``episode``; the book has nothing of it.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from typing import Any
 
 import numpy as np
 from gcore_language.prompts import decode
+from gcore_language.turns import text_of
 
 from gcore_core.contract.columns import VERSION, Columns
 from gcore_core.contract.generator import Finished, SampleRequest, TakesTokens
-from gcore_core.contract.records import FAILED, FINISHED, TRUNCATED
+from gcore_core.contract.questions import Answer
+from gcore_core.contract.records import FAILED, FINISHED, TRUNCATED, Prompt
 from gcore_environments.book import Book
 from gcore_environments.hosts import Host
 from gcore_environments.limits import Limits
@@ -30,6 +35,7 @@ from gcore_environments.questions import IDS, Asked, Drawn, Refused
 from gcore_environments.records import columns_of, cost_of
 from gcore_environments.rendering import Renderer, Said
 from gcore_environments.settings import PlayConfig
+from gcore_environments.speakers import RoleTurn
 from gcore_environments.turns import Key, Turn, seed_of_turn
 
 Message = dict[str, Any]
@@ -55,6 +61,7 @@ class Rules:
         sequence; "error" refuses an agent's request, and fails an environment's episode.
     times: whether records say how long an episode took. Those of a deterministic run do not, since
         they must be the same each time.
+    roles: player -> the role that speaks for it; the policy speaks for all others.
     """
 
     engine: TakesTokens
@@ -62,10 +69,17 @@ class Rules:
     limits: Limits
     drift: str
     times: bool
+    roles: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, engine: TakesTokens, renderer: Renderer, config: PlayConfig, *, times: bool
+        cls,
+        engine: TakesTokens,
+        renderer: Renderer,
+        config: PlayConfig,
+        *,
+        times: bool,
+        roles: Mapping[str, str],
     ) -> Rules:
         limits = Limits(
             turns=config.turns,
@@ -73,14 +87,37 @@ class Rules:
             tokens=engine.max_actions,
             context_length=engine.context_length,
         )
-        return cls(engine=engine, renderer=renderer, limits=limits, drift=config.drift, times=times)
+        return cls(
+            engine=engine,
+            renderer=renderer,
+            limits=limits,
+            drift=config.drift,
+            times=times,
+            roles=roles,
+        )
+
+    def prompt(self, messages: list[Message]) -> Prompt:
+        """Returns what a role is asked.
+
+        It is a chat where the policy reads chats. Else it is a text, in which the policy's end
+        token stands behind each answer, as the policy reads its own.
+        """
+        tokenizer = self.engine.tokenizer
+        if tokenizer.chat_template:
+            return Prompt(row=0, messages=messages)
+        ends = {"assistant": tokenizer.eos_token}
+        return Prompt(
+            row=0,
+            text="".join(text_of(one["content"]) + ends.get(one["role"], "") for one in messages),
+        )
 
 
 @dataclass
 class Line:
     """Holds the conversation of one player.
 
-    sequence: number of the book's sequence in which it goes on; -1 before its first turn.
+    sequence: number of the book's sequence in which it goes on; -1 before its first turn, and
+        where a role speaks for it.
     messages: all so far, in the form of chat completions.
     tools: that it may call, in the same form.
     """
@@ -116,7 +153,7 @@ class Episode:
         self.rewards: dict[str, float] = {}
         self._rules = rules
         self._lines: dict[str, Line] = {}
-        self._turns_begun = 0  # how many turns were asked for
+        self._turns_begun = 0  # how many turns were asked for, also of roles
         # sequence -> the request whose answer is to be appended to it
         self._waiting_agents: dict[int, Asked] = {}
         self._unparsed = 0
@@ -127,8 +164,8 @@ class Episode:
 
     # -- an environment's turns --------------------------------------------------------------------
 
-    def observe(self, observation: Mapping[str, Any]) -> Turn:
-        """Takes an observation, and returns the turn that the policy is to have next.
+    def observe(self, observation: Mapping[str, Any]) -> Turn | RoleTurn:
+        """Takes an observation, and returns the turn that the policy or a role is to have next.
 
         Raises EpisodeEnds where the episode is over, or has come to a limit.
         """
@@ -145,6 +182,10 @@ class Episode:
         line = self._lines.setdefault(player, Line())
         line.tools = tuple(observation.get("tools") or line.tools)
         new = list(observation["messages"])
+        if role := self._rules.roles.get(player):
+            self._room(read=0)
+            line.messages += new
+            return self._begin_role_turn(role, line, player=player)
         sequence, most = self._continue(line, new)
         line.sequence = sequence
         line.messages += new
@@ -191,8 +232,23 @@ class Episode:
         ids = self.take(turn, finished)
         if finished.status == FAILED:
             raise EpisodeEnds(TRUNCATED if self.book.actions else FAILED, finished.reason)
-        said = self._said(ids, turn.tools)
-        self._lines[turn.player].messages.append(answer_of(said))
+        return self._told(turn.player, self._said(ids, turn.tools), finished.status)
+
+    def role_reply(self, turn: RoleTurn, answer: Answer) -> dict[str, Any]:
+        """Takes what a role said in a turn; returns what the environment is told.
+
+        Raises EpisodeEnds where the role could say nothing.
+        """
+        if answer.status == FAILED:
+            status = TRUNCATED if self.book.actions else FAILED
+            raise EpisodeEnds(status, f"role_failed: {turn.role}: {answer.reason}")
+        self._is_cut = answer.status != FINISHED
+        return self._told(
+            turn.player, self._rules.renderer.read(answer.text, turn.tools), answer.status
+        )
+
+    def _told(self, player: str, said: Said, status: str) -> dict[str, Any]:
+        self._lines[player].messages.append(answer_of(said))
         self.heard += 1
         self._start_clock()
         return {
@@ -200,8 +256,8 @@ class Episode:
             "text": said.text,
             "reasoning": said.reasoning,
             "calls": [_tool_call(call) for call in said.calls],
-            "status": FINISHED if finished.status == FINISHED else TRUNCATED,
-            "player": turn.player,
+            "status": FINISHED if status == FINISHED else TRUNCATED,
+            "player": player,
         }
 
     # -- an agent's turns --------------------------------------------------------------------------
@@ -277,7 +333,7 @@ class Episode:
         versions = [finished.versions[0]] * len(ids)
         if VERSION in columns:
             versions = columns[VERSION].tolist()
-        player = list(self._lines).index(turn.player)
+        player = list(self._policys_lines()).index(turn.player)
         self.book.sampled(turn.sequence, ids, columns["logp"].tolist(), versions, player)
         if ids:
             # an agent's turns may overlap, so the turn that ends first may have begun last
@@ -347,7 +403,7 @@ class Episode:
     def _report(self) -> dict[str, Any]:
         """Returns the column ``episode``: what rewards and people may read of it, for JSON."""
         told: dict[str, Any] = {
-            "messages": next(iter(self._lines.values())).messages,
+            "messages": next(iter(self._policys_lines().values())).messages,
             "rewards": self.rewards,
             "turns": sum(len(one.spans) for one in self.book.sequences),
             "forks": dict(self.book.forks),
@@ -374,6 +430,22 @@ class Episode:
         self._turns_begun += 1
         return turn
 
+    def _begin_role_turn(self, role: str, line: Line, **fields: Any) -> RoleTurn:
+        turn = RoleTurn(
+            key=self.key,
+            role=role,
+            prompt=self._rules.prompt(list(line.messages)),
+            seed=seed_of_turn(self.request.seed, self._turns_begun),
+            tools=line.tools,
+            **fields,
+        )
+        self._turns_begun += 1
+        return turn
+
+    def _policys_lines(self) -> dict[str, Line]:
+        """Returns the conversations in which the policy speaks."""
+        return {name: one for name, one in self._lines.items() if name not in self._rules.roles}
+
     def _said(self, ids: list[int], tools: Sequence[Message]) -> Said:
         said = self._rules.renderer.reply(ids, tools)
         self._unparsed += said.unparsed
@@ -392,13 +464,15 @@ class Episode:
         """Returns the sequence to whose latest turn a reward goes.
 
         It is that of the player whom the reward names, as in "1/game", or -1, the latest of all,
-        where it names none. None: its player has had no turn, and no other has earned it.
+        where it names none. None: its player has had no turn of the policy, and no other has
+        earned it.
         """
         player, slash, _ = reward.partition("/")
         if not slash:
             return -1
-        if player in self._lines:
-            return self._lines[player].sequence
+        lines = self._policys_lines()
+        if player in lines:
+            return lines[player].sequence
         has_players = any(self._lines)  # the name of a player that is alone is empty
         return None if has_players else -1
 

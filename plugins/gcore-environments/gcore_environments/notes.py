@@ -11,13 +11,12 @@ from typing import Any
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.records import RunFacts, StepReport
 from gcore_core.contract.run_files import read_metrics
+from gcore_core.contract.traits import traits_of
 from gcore_environments.advantages import TurnsConfig
 from gcore_environments.settings import EnvironmentRewardConfig, PlayConfig
 
 #: A reward that was 0 in so many steps from the first on is told of; in a shorter run, in all.
 STEPS = 3
-#: Its objectives divide by the column ``rows`` what they average over records.
-_READS_ROWS = "gcore-algorithms "
 
 
 def notes(job: ResolvedJob) -> Iterator[str]:
@@ -61,13 +60,14 @@ def _variables(config: PlayConfig) -> Iterator[str]:
 
 
 def _objective(job: ResolvedJob) -> Iterator[str]:
-    """An objective of others may count each sequence of an episode as a record."""
+    """An objective may count each sequence of an episode as a record."""
     objective = job.provided.get("objective")
-    if objective is not None and not objective.owner.startswith(_READS_ROWS):
+    if objective is not None and not traits_of(job.objects.get("objective")).weighs_rows:
         yield (
-            f"objective.use: an episode may be several rows of a batch; see that "
-            f"{objective.reference} ({objective.owner}) divides what it averages over records by "
-            "the column rows where it is there, or each such row weighs as a whole record"
+            f"objective.use: an episode may be several rows of a batch, and {objective.reference} "
+            f"({objective.owner}) does not say that it weighs them (Traits.weighs_rows); if it "
+            "averages records, it must divide by the column rows where that is there, or each "
+            "such row weighs as a whole record"
         )
 
 

@@ -115,6 +115,9 @@ class Renderer(Protocol):
         A call that cannot be read is counted in ``unparsed``.
         """
 
+    def read(self, text: str, tools: Sequence[Any] = ()) -> Said:
+        """Returns what a text says that another model has written. It has no end token."""
+
 
 def make_renderer(
     tokenizer: Any,
@@ -216,22 +219,31 @@ class _Reader:
         """
         if self._parser is None:
             return Said(self.text(ids, skip_special=True), "", [], 0)
-        read = self._parser.read(begun + self.text(ids), tools)
+        return self.read(begun + self.text(ids), tools, repr([int(id) for id in ids]))
+
+    def read(self, text: str, tools: Sequence[Any], name: str = "") -> Said:
+        """Returns what a text says.
+
+        name: calls that have no id get one that follows from it; "": from the text.
+        """
+        if self._parser is None:
+            return Said(text, "", [], 0)
+        read = self._parser.read(text, tools)
         return Said(
             read.text,
             read.reasoning,
-            list(_completions(read, ids)),
+            list(_completions(read, name or text)),
             sum(not each.is_read for each in read.calls),
         )
 
 
-def _completions(read: Read, ids: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _completions(read: Read, name: str) -> Iterator[dict[str, Any]]:
     """Yields calls in the form of chat completions.
 
     A call that has no id gets one of nine letters and digits, since some templates take nothing
-    else. It is the same whenever the same ids were sampled.
+    else. It is the same whenever the name is.
     """
-    named = hashlib.blake2b(repr([int(id) for id in ids]).encode(), digest_size=3).hexdigest()
+    named = hashlib.blake2b(name.encode(), digest_size=3).hexdigest()
     for number, each in enumerate(read.calls):
         yield call(each.name, each.arguments, each.id or f"c{named}{number % 100:02}")
 
@@ -264,6 +276,9 @@ class PlainRenderer:
 
     def reply(self, ids: Sequence[int], tools: Sequence[Any] = ()) -> Said:
         return self._reader.said(ids, tools)
+
+    def read(self, text: str, tools: Sequence[Any] = ()) -> Said:
+        return self._reader.read(text, tools)
 
 
 def _texts_of(messages: Sequence[Message]) -> list[str]:
@@ -328,6 +343,9 @@ class TemplateRenderer:
 
     def reply(self, ids: Sequence[int], tools: Sequence[Any] = ()) -> Said:
         return self._reader.said(ids, tools, self._begun)
+
+    def read(self, text: str, tools: Sequence[Any] = ()) -> Said:
+        return self._reader.read(text, tools)
 
     def bridge(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_environments.settings import EnvironmentRewardConfig
+from gcore_environments.stored import FOLDER, line_of
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +28,19 @@ class EnvironmentReward:
 
     def __init__(self, config: EnvironmentRewardConfig, context: WorkerContext) -> None:
         self._name = config.name
+        self._file: Path | None = None
+        if config.keep:
+            self._file = Path(context.directory) / FOLDER / f"{context.role}-{context.rank}.jsonl"
+            self._file.parent.mkdir(parents=True, exist_ok=True)
         self._others: set[str] = set()  # names that episodes gave
         self._without = 0  # episodes in a row, from the first on; -1: one has given the name
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Returns the named reward of each record, or the sum of all."""
+        if self._file is not None:
+            kept = [line_of(record) for record in records if "episode" in record.columns]
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write("".join(kept))
         return [self._score(record) for record in records]
 
     def _score(self, record: ScoredRecord) -> Score:

@@ -120,3 +120,7 @@ class EnvironmentRewardConfig:
 
     name: str = ""
     """The environment's name of the reward. Empty: the sum of all."""
+    keep: bool = False
+    """Whether each episode is written into the run's folder ``episodes``, to be scored again by
+    other rewards. One that is drawn again is there again.
+    """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from gcore_testing import Contract
 
 from .rendering import Renderer
 from .templates import Message, call
@@ -31,8 +33,7 @@ def byte_tokenizer(
     special: texts of its special tokens besides <bos> and <eos>.
     structural: texts of tokens that are added without being special.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,6 +44,49 @@ def byte_tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(_CORPUS, trainer)
+    return _with_added(backend, template, special, structural)
+
+
+def spaced_tokenizer(
+    template: str, special: Sequence[str] = (), structural: Sequence[str] = ()
+) -> Any:
+    """Makes a tokenizer as SentencePiece has them: a space is a part of the word behind it.
+
+    It writes a character that it does not know by its bytes, and one of several forms, as ＜, by
+    the plain one. Arguments as of ``byte_tokenizer``.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=[chr(code) for code in range(33, 127)],
+        special_tokens=["<unk>", *(f"<0x{code:02X}>" for code in range(256))],
+        show_progress=False,
+    )
+    backend.train_from_iterator(_CORPUS, trainer)
+    described = json.loads(backend.to_str())
+    described["added_tokens"] = []  # bytes are no special tokens
+    return _with_added(Tokenizer.from_str(json.dumps(described)), template, special, structural)
+
+
+def _with_added(
+    backend: Any, template: str, special: Sequence[str], structural: Sequence[str]
+) -> Any:
+    """Returns a tokenizer of transformers with further tokens and a chat template."""
+    from tokenizers import AddedToken
+    from transformers import PreTrainedTokenizerFast
+
     backend.add_special_tokens(["<bos>", "<eos>", *special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in structural])
     tokenizer = PreTrainedTokenizerFast(
@@ -50,6 +94,18 @@ def byte_tokenizer(
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def letter_by_letter(tokenizer: Any, text: str) -> list[int]:
+    """Returns the ids of a text that is cut into its letters, as a sampler may cut it."""
+
+    def ids_of(part: str) -> list[int]:
+        return list(tokenizer(part, add_special_tokens=False).input_ids)
+
+    # ~ is in no longer token; behind it no tokenizer puts a space in front of the letter
+    behind = len(ids_of("~"))
+    rest = [id for letter in text[1:] for id in ids_of(f"~{letter}")[behind:]]
+    return ids_of(text[:1]) + rest
 
 
 def special_texts(template: str) -> list[str]:
@@ -118,6 +174,21 @@ GLM = """
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}
 """
 
+#: Begins no turn of the assistant by a token, and names no role.
+MISTRAL = """
+{{- '<bos>' }}
+{%- if tools %}{{ '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}
+{%- elif message.role == 'tool' %}
+{{- '[TOOL_RESULTS] ' + message.content + '[/TOOL_RESULTS]' }}
+{%- else %}{{ ' ' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '[TOOL_CALLS]' + call.function.name + (call.function.arguments | tojson) }}
+{%- endfor %}{{ '<eos>' }}{% endif %}
+{%- endfor %}
+"""
+
 #: Begins a turn of the assistant whatever it is asked to begin.
 DEAF = """
 {%- for message in messages %}
@@ -127,6 +198,12 @@ DEAF = """
 
 _CHATML = ["<|im_start|>", "<|im_end|>"]
 _TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+
+_MISTRAL = [
+    f"[{slash}{name}]"
+    for name in ("INST", "TOOL_RESULTS", "AVAILABLE_TOOLS")
+    for slash in ("", "/")
+] + ["[TOOL_CALLS]"]
 
 #: Name -> template, its special tokens, other added tokens, those that end a turn.
 FAMILIES: dict[str, tuple[str, list[str], list[str], list[str]]] = {
@@ -139,13 +216,15 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], list[str]]] = {
         _TAGS[:2],
         ["<|user|>", "<|observation|>"],
     ),
+    "mistral": (MISTRAL, _MISTRAL, [], ["<eos>"]),
 }
 
 
 def tokenizer_of(family: str) -> tuple[Any, list[int]]:
     """Returns a tokenizer with a family's template, and the ids that end a turn."""
     template, special, structural, ends = FAMILIES[family]
-    tokenizer = byte_tokenizer(template, special, structural)
+    made = spaced_tokenizer if family == "mistral" else byte_tokenizer
+    tokenizer = made(template, special, structural)
     return tokenizer, [tokenizer.convert_tokens_to_ids(end) for end in ends]
 
 
@@ -187,8 +266,10 @@ ADDER: dict[str, Any] = {
 }
 
 
-class RendererContract:
+class RendererContract(Contract):
     """What the rest of G-Core takes for granted of a renderer; one fixture is overridden."""
+
+    kind: ClassVar[str] = "renderer"
 
     @pytest.fixture
     def made(self) -> Made:
@@ -237,6 +318,14 @@ class RendererContract:
             if bridge is not None:
                 ids = ids[: len(ids) - bridge.drop] + bridge.ids
                 assert made.text(ids) == made.text(made.renderer.start([QUESTION, said, new]))
+
+    def test_words_of_another_as_the_assistants_are_given_or_declined(self, made: Made) -> None:
+        """They are no turn of the policy's: nothing but its own tokens stays where it stood."""
+        ids = made.renderer.start([QUESTION]) + made.ids("yes")
+        told: Message = {"role": "assistant", "content": "asked again"}
+        bridge = made.renderer.bridge(ids, [QUESTION, told, QUESTION])
+        if bridge is not None:
+            assert "asked again" in made.text(bridge.ids)
 
     def test_no_content_becomes_a_special_token(self, made: Made) -> None:
         special = [token.content for token in made.tokenizer.added_tokens_decoder.values()]

@@ -7,8 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gcore_algorithms
 import numpy as np
 import pytest
+from gcore_algorithms import teacher
+from gcore_algorithms.config import GspoConfig
 from gcore_environments import notes
 from gcore_environments.advantages import TurnsConfig
 from gcore_environments.checks import problems
@@ -20,19 +23,21 @@ from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.records import Prompt, RunFacts, StepReport
 from gcore_core.contract.run_files import METRICS
 from gcore_core.contract.scorer import ScoredRecord
+from gcore_core.contract.traits import traits_of
 
 
-def job(owner: str = "gcore-algorithms 0.3.0", reward: bool = True, **config: Any) -> Any:
+def job(objective: Any = None, reward: bool = True, **config: Any) -> Any:
     """Makes a job as hooks see it, as far as they look."""
     objects: dict[str, Any] = {
+        "objective": objective or GspoConfig(),
         "environment": EnvironmentConfig(environment="game.py:Game", **config),
         "roles.rollout": SimpleNamespace(max_new_tokens=32),
     }
     if reward:
         objects["rewards.right"] = EnvironmentRewardConfig(name="right")
-    objective = SimpleNamespace(reference="mine", owner=owner)
+    provided = {"objective": SimpleNamespace(reference="mine", owner="acme-losses 1.0")}
     settings = SimpleNamespace(run=SimpleNamespace(patience_s=600.0))
-    return SimpleNamespace(objects=objects, provided={"objective": objective}, settings=settings)
+    return SimpleNamespace(objects=objects, provided=provided, settings=settings)
 
 
 def told(given: Any) -> list[str]:
@@ -59,9 +64,19 @@ def test_settings_without_effect_are_told_of(monkeypatch: pytest.MonkeyPatch) ->
     assert variables.startswith("environment.config.variables: GAME is not set here")
 
 
-def test_an_objective_of_others_is_to_divide_by_rows() -> None:
-    (note,) = told(job(owner="acme-losses 1.0"))
-    assert note.startswith("objective.use: ") and "mine (acme-losses 1.0) divides" in note
+def test_an_objective_that_does_not_say_so_is_to_divide_by_rows() -> None:
+    (note,) = told(job(SimpleNamespace()))
+    assert note.startswith("objective.use: ")
+    assert "mine (acme-losses 1.0) does not say" in note and "column rows" in note
+
+
+def test_every_objective_of_ours_that_reads_episodes_says_that_it_weighs_rows() -> None:
+    """Those of one set of records, offline, read none."""
+    found = {
+        provider.name: traits_of(provider.config()).weighs_rows
+        for provider in [*gcore_algorithms.gcore_objectives(), *teacher.gcore_objectives()]
+    }
+    assert len(found) >= 6 and all(found.values()), found
 
 
 def test_a_parser_that_there_is_not_is_a_problem_of_the_job() -> None:

@@ -18,6 +18,7 @@ from gcore_environments.testing import (
     Made,
     RendererContract,
     byte_tokenizer,
+    letter_by_letter,
     tokenizer_of,
 )
 from hypothesis import given, settings
@@ -322,7 +323,7 @@ def test_a_conversation_of_any_turns_says_what_its_template_says(family: str, se
     ids = made.renderer.start(messages)
     for _ in range(random_.randint(1, 5)):
         said = words(6, []).strip() or "ok"
-        ids += [id for character in said for id in made.ids(character)]
+        ids += letter_by_letter(made.tokenizer, said)
         reply = {"role": "user", "content": words(5, special)}
         end = random_.choice([[], [made.end_ids[0]]])  # type: ignore[index]
         bridge = made.renderer.bridge(ids + end, [reply])

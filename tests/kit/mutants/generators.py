@@ -20,6 +20,7 @@ from gcore_core.contract.errors import WeightMismatch
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, FINISHED, TensorSpec, WeightPlan
 from gcore_core.contract.traits import Traits
+from tests.support.fake_generators import OfBackend
 
 #: It compares each log-prob with that of the version that the record names, so many faults fail it.
 _CUT = "test_a_record_that_was_cut_says_which_version_sampled_each_action"
@@ -29,19 +30,8 @@ _NEW = "test_new_samples_use_nothing_that_older_weights_have_cached"
 _FAKE = next(iter(fake.gcore_generators()))
 
 
-class Clean(GeneratorContract):
+class Clean(OfBackend, GeneratorContract):
     provider = _FAKE
-    traits: ClassVar[Traits] = fake.AbleGeneratorConfig().traits()
-    caught_by: ClassVar[tuple[str, ...]] = ()
-    Backend: ClassVar[type[FakeGenerator]] = FakeGenerator
-
-    @pytest.fixture
-    def generator(self, context: WorkerContext) -> FakeGenerator:
-        return self.Backend(fake.FakeGeneratorConfig(), context)
-
-    @pytest.fixture
-    def weights(self) -> list[tuple[TensorSpec, np.ndarray]]:
-        return list(fake.tensors_of(fake.initial_logits(0)))
 
     @pytest.fixture
     def memory(self, generator: FakeGenerator) -> Callable[[], int]:

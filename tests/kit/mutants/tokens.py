@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import pytest
 from gcore_testing import TokensContract, fake
 from gcore_testing.fake import FakeGenerator
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import FAILED, TensorSpec, WeightPlan
-from gcore_core.contract.traits import Traits
+from gcore_core.contract.records import FAILED, WeightPlan
+from tests.support.fake_generators import OfBackend
 
 _CONTEXT = 40
 
@@ -62,18 +61,8 @@ class Reading(FakeGenerator):
         return len(prompt)
 
 
-class CleanTokens(TokensContract):
-    traits: ClassVar[Traits] = fake.AbleGeneratorConfig().traits()
-    caught_by: ClassVar[tuple[str, ...]] = ()
+class CleanTokens(OfBackend, TokensContract):
     Backend: ClassVar[type[FakeGenerator]] = Reading
-
-    @pytest.fixture
-    def generator(self, context: WorkerContext) -> FakeGenerator:
-        return self.Backend(fake.FakeGeneratorConfig(), context)
-
-    @pytest.fixture
-    def weights(self) -> list[tuple[TensorSpec, np.ndarray]]:
-        return list(fake.tensors_of(fake.initial_logits(0)))
 
 
 _TURNS = "test_an_answer_in_turns_is_one_long_answer"

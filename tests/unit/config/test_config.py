@@ -563,7 +563,7 @@ def test_controllers_that_own_replicas_have_one_each(job: Job) -> None:
         ),
         (
             "roles.judge.use=fake",
-            "roles.judge: no reward asks it; set rewards.<name>.role: judge, or leave",
+            "roles.judge: no reward asks it; set rewards.<name>.role: judge, have it speak",
         ),
         (
             "advantage.config.scalars=[kl]",

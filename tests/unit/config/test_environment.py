@@ -144,3 +144,41 @@ def test_files_of_an_environment_are_relative_to_the_job(games: Job) -> None:
     plan = load_plan(file, elsewhere)
     assert plan.objects["environment"].file == "mazes.small:Maze"
     assert plan.objects["environment"].python == str(file.parent / "own/python")
+
+
+WITH_OPPONENT = ROLES.replace("}}", "}, opponent: {use: games}}")
+
+
+def test_a_role_that_speaks_for_a_player_is_a_generator_without_a_plugin_of_its_own(
+    games: Job,
+) -> None:
+    plan = load_plan(games(ACTS + WITH_OPPONENT), ["environment.roles.1=opponent"])
+    assert plan.settings.speakers == {"1": "opponent"}
+    assert plan.provided["roles.opponent"].kind == "generator"
+
+
+def test_a_player_may_be_a_number_in_the_file(games: Job) -> None:
+    acts = ACTS.replace("}}", "}, roles: {1: opponent}}")
+    assert load_plan(games(acts + WITH_OPPONENT)).settings.speakers == {"1": "opponent"}
+
+
+@pytest.mark.parametrize(
+    ("role", "problem"),
+    [
+        ("oponent", "'oponent' is no generator of this run (did you mean 'opponent'?)"),
+        ("policy", "'policy' is no generator of this run; besides the policy's it has: opponent."),
+        ("rollout", "rollout is the policy, which speaks for every player that is not named here"),
+    ],
+)
+def test_only_another_generator_of_the_run_speaks_for_a_player(
+    games: Job, role: str, problem: str
+) -> None:
+    file = games(ACTS + WITH_OPPONENT)
+    text = refusal(file, "environment.roles.1=opponent", f"environment.roles.2={role}")
+    assert text.startswith("environment.roles.2: ")
+    assert problem in text
+
+
+def test_a_role_that_neither_a_reward_nor_an_episode_asks_is_refused(games: Job) -> None:
+    text = refusal(games(ACTS + WITH_OPPONENT), "environment.roles.1=rollout")
+    assert "roles.opponent: no reward asks it" in text or "no loaded plugin knows" in text

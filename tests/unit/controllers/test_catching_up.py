@@ -18,6 +18,7 @@ from gcore_core.controllers.config import SyncConfig
 from gcore_core.controllers.context import ControllerContext
 from gcore_core.controllers.generation.dispatch import Lanes, Round
 from gcore_core.controllers.generation.ledger import Ledger
+from gcore_core.controllers.placement.lead import Awake
 from gcore_core.controllers.publishing import Publishing
 from gcore_core.runtime.messages import (
     CATCH_UP,
@@ -221,9 +222,10 @@ def work_of(replicas: list[Replica], lead: Lead) -> tuple[asyncio.Task[None], Le
         lead=lead,
     )
     scoring = SimpleNamespace(add=lambda headers: None)
+    placement = SimpleNamespace(awake=Awake(version=0, replicas={}, in_turns=False))
     round_ = Round(step=0, number=0, purpose=TRAIN, least=0)
     peers: Any = replicas
-    lanes = Lanes(context, ledger, round_, scoring, peers)  # type: ignore[arg-type]
+    lanes = Lanes(context, ledger, round_, scoring, placement, peers)  # type: ignore[arg-type]
     queue = deque([[lease] for lease in ledger.lease(range(len(replicas)))])
     work = lanes.work_off([(number, queue) for number in range(len(replicas))])
     return asyncio.ensure_future(work), ledger

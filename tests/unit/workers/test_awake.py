@@ -38,7 +38,8 @@ def test_a_scorer_uses_the_awake_replicas_of_the_newest_version(
     replicas: list[Any] = [object(), object()]
     sampler = RoleSampler("judge", replicas, lambda: None)
     for version, awake in heard:
-        sampler.route(awake, version)
+        sampler.route({"judge": awake}, version)
+        sampler.route({"another": [7]}, version + 1)
     assert sampler._awake == asked
 
 

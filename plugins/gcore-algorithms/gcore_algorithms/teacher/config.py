@@ -132,6 +132,7 @@ class ReverseKlConfig(DistillationConfig):
             requires=frozenset({"teacher_logp"} | own),
             # The ratio divides by the probability under the weights that sampled.
             takes_stale=self.old_logprobs == "rollout",
+            weighs_rows=True,
         )
 
 
@@ -157,7 +158,8 @@ class JensenShannonConfig(DistillationConfig):
     def traits(self) -> Traits:
         recomputes = self.reward_weight and self.old_logprobs == "recompute"
         own = {"old_logp"} if recomputes else set()
-        return Traits(requires=frozenset({TOP_IDS, TOP_LOGP, f"logp@{TOP_IDS}"} | own))
+        needed = frozenset({TOP_IDS, TOP_LOGP, f"logp@{TOP_IDS}"} | own)
+        return Traits(requires=needed, weighs_rows=True)
 
 
 @dataclass(frozen=True, kw_only=True)

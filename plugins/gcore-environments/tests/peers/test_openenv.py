@@ -19,7 +19,7 @@ CALLS = '<call>["add", {"a": 1}]</call><call>["add", {"a": 3}]</call>'
 
 def test_openenv_accepts_what_we_export_and_finds_each_planted_fault(tmp_path: Path) -> None:
     python = peers.interpreter("openenv", PACKAGES)
-    good = [trace_of(record_of(random_book(seed))) for seed in range(300)]
+    good = [trace_of(record_of(random_book(seed))) for seed in range(2000)]
     bad = {}
     for name, plant in FAULTS.items():
         trace = copy.deepcopy(good[7])

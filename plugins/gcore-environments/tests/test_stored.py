@@ -1,0 +1,72 @@
+"""What an episode gave is scored again by other rewards, in another process, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gcore_environments.rewards import EnvironmentReward
+from gcore_environments.settings import EnvironmentRewardConfig
+from gcore_environments.stored import FOLDER, stored_episodes
+
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import DataError
+from gcore_core.contract.records import Prompt
+from gcore_core.contract.scorer import ScoredRecord
+from tests.support.random_episodes import random_book, record_of
+
+
+def reward(directory: Path, **config: Any) -> EnvironmentReward:
+    context = WorkerContext(role="scorer", rank=2, directory=str(directory))
+    return EnvironmentReward(EnvironmentRewardConfig(**config), context)
+
+
+def records(count: int = 200) -> list[ScoredRecord]:
+    made = []
+    for seed in range(count):
+        columns = record_of(random_book(seed))
+        prompt = Prompt(row=seed, messages=[{"role": "user", "content": "é"}], fields={"a": [seed]})
+        text = columns["text"].tobytes().decode()
+        status = "finished" if seed % 3 else "truncated"
+        made.append(
+            ScoredRecord(
+                ordinal=seed - 50,
+                sample=1,
+                prompt=prompt,
+                text=text,
+                status=status,
+                columns=columns,
+            )
+        )
+    return made
+
+
+def test_kept_episodes_are_scored_again_as_they_were(tmp_path: Path) -> None:
+    given = records()
+    first = reward(tmp_path, name="win", keep=True)
+    scores = first.score(given[:120]) + first.score(given[120:])
+    again = list(stored_episodes(tmp_path / FOLDER / "scorer-2.jsonl"))
+    assert reward(tmp_path, name="win").score(again) == scores
+    assert len(again) == len(given)
+    for one, other in zip(given, again, strict=True):
+        for name in ("ordinal", "sample", "prompt", "text", "status"):
+            assert getattr(one, name) == getattr(other, name)
+        for name in ("prompt_ids", "episode", "text", "temperature"):
+            np.testing.assert_array_equal(one.columns[name], other.columns[name])
+        mask = [record.columns["action_mask"].sum() for record in (one, other)]
+        assert mask[0] == mask[1]
+
+
+def test_nothing_is_written_where_nobody_asks_for_it(tmp_path: Path) -> None:
+    reward(tmp_path).score(records(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_that_is_no_episode_is_named(tmp_path: Path) -> None:
+    reward(tmp_path, keep=True).score(records(3))
+    file = tmp_path / FOLDER / "scorer-2.jsonl"
+    file.write_text(file.read_text()[:-40])
+    with pytest.raises(DataError, match="line 3"):
+        list(stored_episodes(file))
