@@ -60,7 +60,7 @@ def default_traits(config: type | None) -> Traits | None:
     """
     if config is None:
         return Traits()
-    made = object.__new__(config)
+    made: Any = object.__new__(config)
     for field in dataclasses.fields(config):
         default = _default_of(field)
         if default is not dataclasses.MISSING:
