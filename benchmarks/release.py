@@ -38,7 +38,7 @@ MEASURED = {
     ),
     "engine_overhead": (f"{ENGINES} --engines vllm sglang", SCRIPT),
     "engine_pairs": (ENGINES, SCRIPT),
-    "environments": (SCRIPT,),
+    "environments": ("{python} -m tox run -e bench-trl,bench-verifiers --notest", SCRIPT),
     "gpu": (SCRIPT,),
     "machines": (SCRIPT,),
     "placement_emulated": (SCRIPT,),

@@ -83,6 +83,7 @@ class WorkerShape:
     requires: columns that the role's objective requires; empty for other roles than trainers.
     given: columns that other roles give.
     deterministic: whether the run is deterministic.
+    acts: of a generator, whether an environment is built around it, which asks it for turns.
     push_bytes: shared memory that a weight push may go through, for all its buckets together. It
         takes less where the weights are smaller, and more where one tensor is larger.
     records: most records that a step brings to all workers of the role together: those that a
@@ -101,6 +102,7 @@ class WorkerShape:
     requires: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
     deterministic: bool = False
+    acts: bool = False
     push_bytes: int = PUSH_BYTES
     records: int = 0
     group_size: int = 1

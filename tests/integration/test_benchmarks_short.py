@@ -102,6 +102,16 @@ def _four_nodes_are_as_one(values: Mapping[str, float]) -> bool:
     )
 
 
+def _episodes_cost_and_both_sides_agree(values: Mapping[str, float]) -> bool:
+    """Whether log-probs agree, also over 30 turns, and each part has measured something."""
+    return (
+        values["logprob_gap_max"] <= 1e-3
+        and 0 < values["logprob_gap_30_turns_max"] <= 1e-4
+        and min(values["controller_bytes_per_episode"], values["turn_overhead_cpu_ms"]) > 0
+        and 0 <= values["async_calculator_success_after_min"] <= 1
+    )
+
+
 SMALL = (
     "controller.config.prompts=4",
     "advantage.config.group_size=2",
@@ -201,8 +211,8 @@ SMALL = (
         ),
         short(
             "environments",
-            *("--seeds", "0", "--steps", "2"),
-            fact=lambda values: values["logprob_gap_max"] <= 1e-3,
+            *("--seeds", "0", "--steps", "2", "--rounds", "1", "--episodes", "2"),
+            fact=_episodes_cost_and_both_sides_agree,
             slow=True,
         ),
         short(

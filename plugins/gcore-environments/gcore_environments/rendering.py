@@ -505,7 +505,6 @@ class TemplateRenderer:
 
     def _turn(self, ids: Sequence[int]) -> str:
         """Returns the text of the last turn, with what the prompt has begun of it."""
-        ids = [int(id) for id in ids]
         begin = _place_behind(ids, self._opening)
         if begin is None:
             known = set(self._contents.special.values()) - self._tag_ids
@@ -690,11 +689,11 @@ def _stand_in(answers: Sequence[Message], word: str) -> dict[str, Any]:
     return {**said, "tool_calls": calls} if calls else said
 
 
-def _place_behind(ids: list[int], part: list[int]) -> int | None:
+def _place_behind(ids: Sequence[int], part: Sequence[int]) -> int | None:
     """Returns the place behind the last occurrence of a part; None where it does not occur."""
     if not part:
         return None
     for begin in range(len(ids) - len(part), -1, -1):
-        if ids[begin] == part[0] and ids[begin : begin + len(part)] == part:
+        if ids[begin] == part[0] and list(ids[begin : begin + len(part)]) == list(part):
             return begin + len(part)
     return None

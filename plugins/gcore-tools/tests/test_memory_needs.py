@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,10 @@ def test_backends_are_told_how_many_records_a_step_and_an_update_have(job: Path)
     assert (told["policy"].records, told["policy"].minibatches) == (6 * group, 3)
     assert told["rollout"].records == max(20, 6 * group), "an evaluation draws of 20 prompts"
     assert told["policy"].facts == {"prompt_tokens": 5}
+    assert not told["rollout"].acts
+    around = replace(plan, provided={**plan.provided, "environment": plan.provided["data"]})
+    acts = {role: _shape(around, role, "cpu", {}).acts for role in told}
+    assert acts == {"policy": False, "rollout": True}, "an environment asks the policy's generator"
     filtered = load_plan(job, ["filter.use=core/varied"])
     assert _shape(filtered, "rollout", "cpu", {}).records == 0, "a filter may have more drawn"
 

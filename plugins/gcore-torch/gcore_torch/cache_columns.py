@@ -6,6 +6,9 @@ from __future__ import annotations
 COLUMNS = 128
 #: A cache on a CPU has a multiple of so many columns, and grows by ``_MORE`` of them or by half.
 _ON_CPU, _MORE = 16, 256
+#: Bytes that parked rows may take where the cache takes fewer: rows that run one after the other
+#: need but one row of it.
+PARKED_BYTES = 256 << 20
 
 
 def cache_columns(needed: int, there: int = 0) -> int:

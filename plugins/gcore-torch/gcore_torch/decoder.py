@@ -1,7 +1,7 @@
 """Decoders: a batch of running samples that gets one more token for each of them per call.
 
 A row is one running sample with its cached keys and values. Samples join and leave the batch at any
-call.
+call. What a row has read can be parked: a prompt that begins with it goes on from there.
 
     FusedDecoder         models of the families of ``gcore_language.flat``; on a GPU it is a
                          ``graph_decoder.GraphDecoder``
@@ -14,8 +14,10 @@ cached positions, V vocabulary.
 
 from __future__ import annotations
 
+import copy
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +31,8 @@ from gcore_language.images import Images, takes_images
 from gcore_language.routing import Routers, small
 from torch import Tensor
 
-from gcore_torch.cache_columns import columns_on_cpu
+from gcore_torch.beginnings import Beginning, Beginnings, common_length
+from gcore_torch.cache_columns import PARKED_BYTES, columns_on_cpu
 from gcore_torch.products import Products
 
 #: Most tokens, padding included, of one forward pass over prompts.
@@ -93,6 +96,31 @@ class Decoder(Protocol):
         """Takes the model's weights again: when they are back in memory, or others have come."""
 
 
+class KeepingDecoder(Decoder, Protocol):
+    """A decoder that keeps what rows have read.
+
+    read_tokens: of prompts, how many it has read so far.
+    kept_tokens: of prompts, how many it did not read, because it had read them before.
+    """
+
+    read_tokens: int
+    kept_tokens: int
+
+    def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
+        """Keeps what a row has read, which leaves next, for prompts that begin with it.
+
+        It is kept until weights are released or taken, until ``clear``, and as long as there is
+        room: what is kept takes at most as much memory as the cache, or 256 MiB, and is at most as
+        many rows as can run.
+
+        ids: int[T], all tokens that the row has read.
+        experts: pieces [t, L, k] of the experts of these tokens; none where the model has none.
+        """
+
+    def unread(self, prompt: np.ndarray) -> int:
+        """Returns how many tokens of a prompt would be read."""
+
+
 class FusedDecoder:
     """A decoder for Llama-like models that shares their weights.
 
@@ -111,8 +139,8 @@ class FusedDecoder:
     capacity: most rows.
     products: the form of products with weights.
     actions: most tokens of a row behind its prompt, for which the cache has room.
-    may_keep: whether the common beginning of prompts is read once and kept. Then the last bits of
-        what follows depend on prompts of earlier calls.
+    may_keep: whether rows may be parked, and the common beginning of prompts is read once and kept.
+        Then the last bits of what follows depend on prompts of earlier calls.
     """
 
     def __init__(
@@ -123,14 +151,15 @@ class FusedDecoder:
         actions: int = sys.maxsize,
         may_keep: bool = True,
     ) -> None:
-        self.rows = 0
+        self.rows = self.read_tokens = self.kept_tokens = 0
         self._model = model
         self._capacity = capacity
         self._actions = actions
         self._may_keep = may_keep
-        self._latest: np.ndarray | None = None  # the first prompt of the latest call
-        # what prompts began with: ids, and their keys and values [layers, 2, K, S, E]
-        self._kept = np.zeros(0, np.int64), torch.empty(0)
+        self._latest: np.ndarray | None = None  # a prompt of the latest call that began anew
+        # what prompts begin with: keys and values [layers, 2, K, S, E]
+        self._kept: Beginnings[Tensor] = Beginnings(capacity)
+        self._cache = torch.empty(0)
         self._products = products
         config = model.config
         self._query_heads = config.num_attention_heads
@@ -171,9 +200,14 @@ class FusedDecoder:
                 parameter.data = parameter.data.clone()
 
     def _new_cache(self, columns: int) -> Tensor:
-        """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values."""
+        """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values.
+
+        Beginnings make room for it where it is larger, since the former one is still there.
+        """
         layers = len(self._model.model.layers)
         shape = (layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
+        more = math.prod(shape) * self._dtype.itemsize - self._cache.nbytes
+        self._kept.shrink(max(more, PARKED_BYTES))
         # zeros, because a masked column still takes part in products, and 0 * nan is nan
         return torch.zeros(shape, device=self._device, dtype=self._dtype)
 
@@ -242,20 +276,19 @@ class FusedDecoder:
         )
         self._most = self._column + shift + self._actions
         self._lay(shift, self._column + shift + 1)
-        beginning = self._common_beginning(prompts)
+        begun = self._begun(prompts)
+        unread = [len(p) - _length(one) for p, one in zip(prompts, begun, strict=True)]
+        self.read_tokens += sum(unread)
+        self.kept_tokens += sum(map(_length, begun))
         # neighbouring prompts go through the model together, up to the limit on padded tokens
         logits = []
         start = 0
         while start < len(prompts):
-            stop = start
-            width = 0
-            while stop < len(prompts) and (
-                stop == start
-                or (stop - start + 1) * max(width, len(prompts[stop])) <= _PREFILL_TOKENS
-            ):
-                width = max(width, len(prompts[stop]))
+            stop = start + 1
+            while stop < len(prompts) and _fit_together(unread[start : stop + 1], begun):
                 stop += 1
-            logits.append(self._prefill(prompts[start:stop], repeats[start:stop], width, beginning))
+            part = slice(start, stop)
+            logits.append(self._prefill(prompts[part], repeats[part], begun[part]))
             start = stop
         self._masked = bool(self._starts[: self.rows].any())
         return torch.cat(logits)
@@ -264,20 +297,19 @@ class FusedDecoder:
         self,
         prompts: Sequence[np.ndarray],
         repeats: Sequence[int],
-        width: int,
-        beginning: Tensor | None,
+        begun: Sequence[Tensor | None],
     ) -> Tensor:
-        """Reads prompts, padded on the left to ``width``, in one forward pass; see ``prefill``.
+        """Reads prompts, padded on the left to one width, in one forward pass; see ``prefill``.
 
-        beginning: keys and values [layers, 2, K, S, E] of the first S tokens of each of them, which
-            are not read again.
+        begun: of each, keys and values [layers, 2, K, S, E] of its first S tokens, which are not
+            read again.
         """
-        skipped = 0 if beginning is None else beginning.shape[3]
-        width -= skipped
+        skipped = np.array([_length(one) for one in begun])
         lengths = np.array([len(p) for p in prompts]) - skipped
+        width = int(lengths.max())
         ids = np.zeros((len(prompts), width), np.int64)
         for i, prompt in enumerate(prompts):
-            ids[i, width - lengths[i] :] = prompt[skipped:]
+            ids[i, width - lengths[i] :] = prompt[skipped[i] :]
         expand = np.repeat(np.arange(len(prompts)), repeats)
         fresh = slice(self.rows, self.rows + len(expand))
         columns = slice(self._column - width, self._column)
@@ -287,14 +319,15 @@ class FusedDecoder:
             self._cache[layer, 0, fresh, :, columns] = keys.index_select(0, source)
             self._cache[layer, 1, fresh, :, columns] = values.index_select(0, source)
 
-        x = self._read(ids, lengths, beginning, keep)
-        if beginning is not None:
-            for length in np.unique(lengths):  # it stands right before what was read of each row
-                rows = torch.from_numpy(self.rows + (lengths[expand] == length).nonzero()[0])
-                end = self._column - int(length)
-                place = self._cache[:, :, :, :, end - skipped : end]
-                place[:, :, rows.to(self._device)] = beginning[:, :, None]
-        self._starts[fresh] = self._column - lengths[expand] - skipped
+        x = self._read(ids, lengths, begun, keep)
+        row = self.rows
+        for pairs, length, repeated in zip(begun, lengths.tolist(), repeats, strict=True):
+            if pairs is not None:  # it stands right before what was read of each row
+                end = self._column - length
+                place = slice(end - pairs.shape[3], end)
+                self._cache[:, :, row : row + repeated, :, place] = pairs[:, :, None]
+            row += repeated
+        self._starts[fresh] = self._column - (lengths + skipped)[expand]
         self.rows += len(expand)
         return self._logits(x[:, -1]).index_select(0, source)
 
@@ -302,89 +335,130 @@ class FusedDecoder:
         self,
         ids: np.ndarray,
         lengths: np.ndarray,
-        beginning: Tensor | None,
+        begun: Sequence[Tensor | None],
         keep: Callable[[int, Tensor, Tensor], None],
     ) -> Tensor:
         """Runs the layers over tokens int64[N, W]; returns their outputs [N, W, D].
 
         lengths: int64[N], how many tokens of each line are real: the last ones.
-        beginning: keys and values [layers, 2, K, S, E] of S tokens before each line.
+        begun: of each line, keys and values [layers, 2, K, S, E] of S tokens before it.
         keep: is given the number of each layer, and its keys and values [N, K, W, E].
         """
         lines, width = ids.shape
-        skipped = 0 if beginning is None else beginning.shape[3]
-        places = np.maximum(np.arange(width) - (width - lengths[:, None]), 0) + skipped
+        skipped = np.array([_length(one) for one in begun])
+        places = np.maximum(np.arange(width) - (width - lengths[:, None]), 0) + skipped[:, None]
         cos, sin = self._angles(places.reshape(-1))
         x = self._model.model.embed_tokens(torch.from_numpy(ids.reshape(-1)).to(self._device))
         mask = self._prefill_mask(width, lengths, skipped)
+        heads = [self._query_heads, 2 * self._kv_heads]
         for number, layer in enumerate(self._layers):
             turned = (
                 self._project(layer, x, cos, sin).view(lines, width, -1, self._size).transpose(1, 2)
             )
-            q, k, v = turned.split([self._query_heads, self._kv_heads, self._kv_heads], 1)
-            keep(number, k, v)
-            if beginning is not None:
-                before = beginning[number][:, None].expand(-1, lines, -1, -1, -1)
-                k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
+            q, pairs = turned.split(heads, 1)
+            keep(number, *pairs.chunk(2, 1))
+            k, v = _behind(begun, number, pairs).chunk(2, 1)
             out = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=mask is None, enable_gqa=True
             )
             x = layer.finish(x, out.transpose(1, 2).reshape(len(x), -1))
         return x.view(lines, width, -1)
 
-    def _prefill_mask(self, width: int, lengths: np.ndarray, skipped: int) -> Tensor | None:
+    def _prefill_mask(self, width: int, lengths: np.ndarray, skipped: np.ndarray) -> Tensor | None:
         """Returns the mask bool[N, 1, W, S + W] of lines that are padded on the left.
 
         True where a token sees another. None when nothing is padded or skipped: attention is then
         causal.
+
+        skipped: int64[N], tokens before each line: the last ones of S.
         """
-        if (lengths == width).all() and not skipped:
+        if (lengths == width).all() and not skipped.any():
             return None
         real = np.arange(width) >= width - lengths[:, None]
         visible = np.tri(width, dtype=bool) & real[:, None, :]
         # a padded token sees itself, so that its softmax is not nan
         visible |= np.eye(width, dtype=bool)
-        before = np.ones((len(lengths), width, skipped), bool)
+        most = int(skipped.max())
+        before = np.arange(most) >= most - skipped[:, None]
+        before = np.broadcast_to(before[:, None], (len(lengths), width, most))
         return torch.from_numpy(np.concatenate([before, visible], 2)[:, None]).to(self._device)
 
-    def _common_beginning(self, prompts: Sequence[np.ndarray]) -> Tensor | None:
-        """Returns keys and values [layers, 2, K, S, E] of S tokens with which all prompts begin.
+    def _begun(self, prompts: Sequence[np.ndarray]) -> list[Tensor | None]:
+        """Returns for each prompt keys and values [layers, 2, K, S, E] of S tokens that it begins
+        with, or None.
 
-        These tokens are a judge's question, for example, or the system message of a chat.
-        They are also the beginning of the prompt before, if there was one.
-        They are read once and kept, because the prompts of the next call may begin alike.
-        None: fewer than 16 tokens are the same.
+        They are of a row that was parked, or of what prompts have in common: a judge's question,
+        for example, or the system message of a chat.
         """
         if not self._may_keep:
-            return None
-        before = [] if self._latest is None else [self._latest]
+            return [None] * len(prompts)
+        found = [self._kept.longest(prompt) for prompt in prompts]
+        new = [i for i, (_, same) in enumerate(found) if same < len(prompts[i]) // 2]
+        if new:
+            known = min(found[i][1] for i in new)
+            common = self._read_common([prompts[i] for i in new], known)
+            for i in new:
+                if common is not None and found[i][1] < len(common.ids):
+                    found[i] = common, len(common.ids)
+        begun: list[Tensor | None] = []
+        views: dict[tuple[int, int], Tensor] = {}
+        for one, same in found:
+            if one is None or same < _KEPT_LEAST:
+                begun.append(None)
+                continue
+            self._kept.use(one)
+            begun.append(views.setdefault((id(one), same), one.held[:, :, :, :same]))
+        return begun
+
+    def _read_common(self, prompts: Sequence[np.ndarray], known: int) -> Beginning[Tensor] | None:
+        """Reads and keeps the tokens with which all prompts begin.
+
+        They are also the beginning of the prompt before, if there was one. They are read once,
+        because the prompts of the next call may begin alike.
+        None: fewer than 16 tokens are the same, or half of them are known of each prompt.
+
+        known: how many tokens of each are kept already.
+        """
+        alike = [*prompts] if self._latest is None else [*prompts, self._latest]
         self._latest = prompts[0]
-        alike = [*before, *prompts]
         if len(alike) == 1:
             return None  # there is nothing to compare this prompt with
         # At least one token of each prompt is read, because its logits are needed.
-        same = min(common_length(alike), min(map(len, prompts)) - 1)
-        if same < _KEPT_LEAST:
+        same = min(common_length(*alike), min(map(len, prompts)) - 1)
+        if same < _KEPT_LEAST or known >= max(_KEPT_LEAST, same // 2):
             return None
-        # What is kept is used if it covers at least half of what is the same; else it is replaced.
-        ids, kept = self._kept
-        known = common_length([ids, prompts[0][:same]])
-        if known < max(_KEPT_LEAST, same // 2):
-            ids, known = prompts[0][:same], same
-            heads = (len(self._layers), 2, self._kv_heads, same, self._size)
-            kept = torch.empty(heads, device=self._device, dtype=self._dtype)
+        ids = prompts[0][:same]
+        shape = (len(self._layers), 2, self._kv_heads, same, self._size)
+        kept = torch.empty(shape, device=self._device, dtype=self._dtype)
 
-            def keep(layer: int, keys: Tensor, values: Tensor) -> None:
-                kept[layer, 0], kept[layer, 1] = keys[0], values[0]
+        def keep(layer: int, keys: Tensor, values: Tensor) -> None:
+            kept[layer, 0], kept[layer, 1] = keys[0], values[0]
 
-            self._read(ids[None].astype(np.int64), np.array([same]), None, keep)
-            self._kept = ids, kept
-        return kept[:, :, :, :known]
+        self._read(ids[None].astype(np.int64), np.array([same]), [None], keep)
+        self.read_tokens += same
+        one = Beginning(ids, kept, kept.nbytes)
+        self._keep(one)
+        return one
 
-    def _forget_beginning(self) -> None:
+    def unread(self, prompt: np.ndarray) -> int:
+        """See ``Decoder.unread``. What prompts have in common is not looked for."""
+        same = self._kept.longest(prompt)[1]
+        return len(prompt) - (same if same >= _KEPT_LEAST else 0)
+
+    def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
+        """See ``Decoder.park``."""
+        if not self._may_keep:
+            return
+        pairs = self._cache[:, :, row, :, int(self._starts[row]) : self._column].clone()
+        self._keep(Beginning(ids, pairs, pairs.nbytes))
+
+    def _keep(self, one: Beginning[Tensor]) -> None:
+        self._kept.add(one, max(self._cache.nbytes, PARKED_BYTES))
+
+    def _forget_beginnings(self) -> None:
         """Drops what was kept of earlier prompts: other weights would read it differently."""
         self._latest = None
-        self._kept = np.zeros(0, np.int64), torch.empty(0)
+        self._kept.clear()
 
     def _angles(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Returns cos and sin, each [n, 1, E], of n positions."""
@@ -440,15 +514,15 @@ class FusedDecoder:
 
     def clear(self) -> None:
         self.rows = self._column = 0
-        self._forget_beginning()
+        self._forget_beginnings()
 
     @property
     def cache_bytes(self) -> int:
-        return int(self._cache.nbytes) + int(self._kept[1].nbytes)
+        return int(self._cache.nbytes) + self._kept.nbytes
 
     def release(self, *, weights: bool) -> None:
         self._cache = self._new_cache(0)
-        self._forget_beginning()
+        self._forget_beginnings()
         if weights:
             self._layers = []
 
@@ -502,7 +576,7 @@ class FusedDecoder:
         return [f"tables of the rotary embedding that are {gap:.2g} off"]
 
     def take_weights(self) -> None:
-        self._forget_beginning()
+        self._forget_beginnings()
         if not self._layers:
             self._layers = [
                 _FusedLayer(layer, self._products) for layer in self._model.model.layers
@@ -527,14 +601,46 @@ class FusedDecoder:
         return self._products(self._norm(x), self._model.lm_head.weight)
 
 
-def common_length(sequences: Sequence[np.ndarray]) -> int:
-    """Returns how many ids all sequences begin with."""
-    first = sequences[0]
-    length = min(map(len, sequences))
-    for other in sequences[1:]:
-        differing = (first[:length] != other[:length]).nonzero()[0]
-        length = int(differing[0]) if len(differing) else length
-    return length
+def _length(begun: Tensor | None) -> int:
+    """Returns of how many tokens [layers, 2, K, S, E] holds keys and values."""
+    return 0 if begun is None else begun.shape[3]
+
+
+def _fit_together(unread: Sequence[int], begun: Sequence[Tensor | None]) -> bool:
+    """Whether prompts are read in one pass.
+
+    Beside the few tokens of a turn, a prompt that begins anew would be mostly padding of theirs.
+
+    unread: how many tokens are read of each.
+    begun: of all prompts that are read now, keys and values of their beginnings.
+    """
+    widest = max(unread)
+    if len(unread) * widest > _PREFILL_TOKENS:
+        return False
+    return all(one is None for one in begun) or widest <= 2 * min(unread) + _KEPT_LEAST
+
+
+def _behind(begun: Sequence[Tensor | None], layer: int, pairs: Tensor) -> Tensor:
+    """Puts beginnings before the keys and values of lines; returns [N, 2 K, S + W, E].
+
+    begun: of each line, as in ``FusedDecoder._read``.
+    pairs: [N, 2 K, W, E], keys and then values.
+    """
+    most = max(map(_length, begun))
+    if not most:
+        return pairs
+    lines, heads, width, size = pairs.shape
+    # zeros, because a masked column still takes part in products, and 0 * nan is nan
+    seen = pairs.new_zeros(lines, heads, most + width, size)
+    seen[:, :, most:] = pairs
+    of_lines: dict[int, list[int]] = {}
+    for line, one in enumerate(begun):
+        of_lines.setdefault(id(one), []).append(line)
+    for at in of_lines.values():
+        one = begun[at[0]]
+        if one is not None:
+            seen[at, :, most - one.shape[3] : most] = one[layer].flatten(0, 1)
+    return seen
 
 
 def _norm_of(module: Any) -> Callable[[Tensor], Tensor]:
@@ -671,28 +777,52 @@ class _Part:
             self.shift = self.shift.index_select(0, indexes)
 
 
+class _Parked(NamedTuple):
+    """What is kept of a row that has ended.
+
+    length: its tokens.
+    cache: of transformers, with this row alone.
+    shift: as of a ``_Part``, int64[1].
+    experts: pieces [t, L, k] of the experts of its tokens.
+    """
+
+    length: int
+    cache: Any
+    shift: Tensor | None
+    experts: Sequence[np.ndarray]
+
+
 class TransformersDecoder:
     """A decoder over the model's own forward pass and cache.
 
     Neighbours whose prompts have the same length run together. So there is no padding and no mask,
     and any causal language model gives right results; but prompts of many lengths make many small
-    batches.
+    batches. With a sliding window a prompt goes on only from all that a parked row has read, since
+    the window has lost what was before. Rows with other states than keys and values are not parked:
+    transformers' forward passes go on from such states by one token alone.
 
     routers: of a mixture of experts, once the generator has set them.
     routed: of the latest call, for each row that it read uint8 or uint16 [T, L, k]: the experts of
         the T tokens that it read. Empty without routers.
 
     products: the form of products with weights.
+    capacity: most rows that are parked.
+    may_keep: whether rows may be parked.
     """
 
-    def __init__(self, model: Any, products: Products) -> None:
+    def __init__(
+        self, model: Any, products: Products, capacity: int = 0, may_keep: bool = True
+    ) -> None:
         products.install(model)
         self._products = products
-        self.rows = 0
+        self.rows = self.read_tokens = self.kept_tokens = 0
         self.routers: Routers | None = None
         self.routed: list[np.ndarray] = []
         self._model = model
         self._parts: list[_Part] = []
+        self._may_keep = may_keep
+        self._kept: Beginnings[_Parked] = Beginnings(capacity)
+        self._most = 0  # bytes that the cache has taken at a time
 
     @torch.no_grad()
     def prefill(
@@ -702,28 +832,96 @@ class TransformersDecoder:
         images: Sequence[Images | None] = (),
     ) -> Tensor:
         """See ``Decoder.prefill``. Neighbouring prompts of one length are read together."""
+        shown = images or [None] * len(prompts)
+        begun = [self._begun(*one) for one in zip(prompts, shown, strict=True)]
+        skipped = [0 if one is None else one.length for one in begun]
+        sizes = [(len(p), known) for p, known in zip(prompts, skipped, strict=True)]
+        self.kept_tokens += sum(skipped)
+        self.read_tokens += sum(total - known for total, known in sizes)
+        logits: list[Tensor] = []
+        routed: list[np.ndarray] = []
+        start = 0
+        while start < len(sizes):
+            alike = takewhile(sizes[start].__eq__, sizes[start:])
+            part = slice(start, start + sum(1 for _ in alike))
+            logits.append(self._prefill(prompts[part], repeats[part], shown[part], begun[part]))
+            routed += self.routed
+            start = part.stop
+        self.routed = routed
+        return torch.cat(logits)
+
+    def _prefill(
+        self,
+        prompts: Sequence[np.ndarray],
+        repeats: Sequence[int],
+        images: Sequence[Images | None],
+        begun: Sequence[_Parked | None],
+    ) -> Tensor:
+        """Reads prompts that are of one length, as are their beginnings; see ``prefill``."""
         device = self._model.device
-        # the first run of prompts of one length is read here, the others by a call of its own
-        same = sum(1 for _ in takewhile(lambda p: len(p) == len(prompts[0]), prompts))
-        if same < len(prompts):
-            first = self.prefill(prompts[:same], repeats[:same], images[:same])
-            routed = self.routed
-            others = self.prefill(prompts[same:], repeats[same:], images[same:])
-            self.routed = routed + self.routed
-            return torch.cat([first, others])
-        ids = torch.from_numpy(np.stack(prompts).astype(np.int64)).to(device)
+        parked = [one for one in begun if one is not None]
+        skipped = parked[0].length if parked else 0
+        ids = torch.from_numpy(np.stack(prompts).astype(np.int64)[:, skipped:]).to(device)
         expand = torch.repeat_interleave(
             torch.arange(len(prompts)), torch.tensor(list(repeats))
         ).to(device)
         self._begin()
         with self._products.decoding():
-            logits, part = self._read(ids, images)
+            if parked:
+                part = _resumed(parked)
+                logits = self._feed(part, ids)
+            else:
+                logits, part = self._read(ids, images)
         routed = self._routed(*ids.shape)
+        if routed and parked:
+            routed = [
+                np.concatenate([np.concatenate(one.experts)[:skipped], experts])
+                for one, experts in zip(parked, routed, strict=True)
+            ]
         self.routed = [routed[row] for row in expand.tolist()] if routed else []
         part.take(expand)
         self._parts.append(part)
         self.rows += len(expand)
         return logits.index_select(0, expand)
+
+    def _begun(self, prompt: np.ndarray, images: Images | None) -> _Parked | None:
+        """Returns what a prompt goes on from: of a parked row what the prompt begins with."""
+        one, same = self._fitting(prompt)
+        if one is None or images is not None:
+            return None
+        self._kept.use(one)
+        cache = _with_layers(one.held.cache, lambda layers: layers[0][:, :, :same])
+        return one.held._replace(length=same, cache=cache)
+
+    def _fitting(self, prompt: np.ndarray) -> tuple[Beginning[_Parked] | None, int]:
+        """Returns a parked row, and how many of its tokens a prompt begins with.
+
+        Where the prompt begins with a part of the row, this is to be half of the prompt: what is
+        cut at many lengths makes many small batches.
+        """
+        one, same = self._kept.longest(prompt)
+        if one is None or same < len(one.ids):
+            has_window = one is not None and any(one.is_sliding for one in one.held.cache.layers)
+            if has_window or same < max(_KEPT_LEAST, len(prompt) // 2):
+                return None, 0
+        return one, same
+
+    def unread(self, prompt: np.ndarray) -> int:
+        """See ``Decoder.unread``."""
+        return len(prompt) - self._fitting(prompt)[1]
+
+    def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
+        """See ``Decoder.park``."""
+        part = next(one for one in self._parts if (row := row - one.rows) < 0)
+        row += part.rows
+        if not self._may_keep or not _has_keys_alone(part.cache):
+            return
+        at = slice(row, row + 1)
+        cache = _with_layers(part.cache, lambda layers: layers[0][at].clone())
+        shift = None if part.shift is None else part.shift[at]
+        self._most = max(self._most, _nbytes(one.cache for one in self._parts))
+        held = _Parked(len(ids), cache, shift, experts)
+        self._kept.add(Beginning(ids, held, _nbytes([cache])), max(self._most, PARKED_BYTES))
 
     def _read(self, ids: Tensor, images: Sequence[Images | None]) -> tuple[Tensor, _Part]:
         """Reads prompts ids int64[R, P]; returns logits [R, V] of what follows, and the rows."""
@@ -731,7 +929,7 @@ class TransformersDecoder:
         return out.logits[:, -1], _Part(len(ids), out.past_key_values)
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
-        """Appends tokens int64[rows, 1]; returns the logits [rows, V] of what follows."""
+        """Appends tokens int64[rows, n]; returns the logits [rows, V] of what follows."""
         logits: Tensor = self._model(
             input_ids=tokens, past_key_values=part.cache, use_cache=True
         ).logits
@@ -782,17 +980,19 @@ class TransformersDecoder:
     def clear(self) -> None:
         self._parts = []
         self.rows = 0
+        self._kept.clear()
 
     @property
     def cache_bytes(self) -> int:
-        layers = (layer for part in self._parts for layer in part.cache.layers)
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        return _nbytes(part.cache for part in self._parts) + self._kept.nbytes
 
     def release(self, *, weights: bool) -> None:
         self._parts = []
+        self._most = 0
+        self._kept.clear()
 
     def take_weights(self) -> None:
-        pass
+        self._kept.clear()
 
 
 class ImageTextDecoder(TransformersDecoder):
@@ -811,7 +1011,10 @@ class ImageTextDecoder(TransformersDecoder):
 
     def _feed(self, part: _Part, tokens: Tensor) -> Tensor:
         """Appends tokens at positions that are counted here; see ``TransformersDecoder._feed``."""
-        positions = (part.cache.get_seq_length() + part.shift)[None, :, None].expand(3, -1, 1)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        places += part.cache.get_seq_length()
+        assert part.shift is not None  # ``_read`` gives it
+        positions = (part.shift[:, None] + places)[None].expand(3, -1, -1)
         text = self._model.base_model.language_model
         return self._logits(
             text(tokens, position_ids=positions, past_key_values=part.cache, use_cache=True)
@@ -823,6 +1026,41 @@ class ImageTextDecoder(TransformersDecoder):
         return logits
 
 
+def _has_keys_alone(cache: Any) -> bool:
+    """Whether a cache of transformers holds keys and values, and nothing else."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(one) in (DynamicLayer, DynamicSlidingWindowLayer) for one in cache.layers)
+
+
+def _resumed(parked: Sequence[_Parked]) -> _Part:
+    """Makes running rows of parked ones of the same length."""
+    cache = _with_layers(parked[0].cache, torch.cat, [one.cache for one in parked[1:]])
+    shifts = [one.shift for one in parked if one.shift is not None]
+    return _Part(len(parked), cache, torch.cat(shifts) if shifts else None)
+
+
+def _with_layers(
+    cache: Any, change: Callable[[list[Tensor]], Tensor], others: Sequence[Any] = ()
+) -> Any:
+    """Returns a copy of a cache, whose keys and values are made of its own and those of others."""
+    made = copy.copy(cache)
+    made.layers = []
+    for number, layer in enumerate(cache.layers):
+        alike = [layer, *(one.layers[number] for one in others)]
+        new = copy.copy(layer)
+        new.keys = change([one.keys for one in alike])
+        new.values = change([one.values for one in alike])
+        made.layers.append(new)
+    return made
+
+
+def _nbytes(caches: Iterable[Any]) -> int:
+    """Returns what keys and values of caches of transformers take."""
+    layers = (layer for cache in caches for layer in cache.layers)
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+
+
 @torch.no_grad()
 def make_decoder(
     model: Any,
@@ -830,8 +1068,9 @@ def make_decoder(
     capacity: int,
     tolerance: float,
     products: Products,
-    make_fused: Callable[[Any, int, Products], Decoder] = FusedDecoder,
-) -> Decoder:
+    make_fused: Callable[[Any, int, Products], KeepingDecoder] = FusedDecoder,
+    may_keep: bool = True,
+) -> KeepingDecoder:
     """Returns the decoder of a model.
 
     choice: "fused", "transformers" or "auto". "auto" takes the fused one if its logits agree with
@@ -841,11 +1080,12 @@ def make_decoder(
     tolerance: largest difference of a logit that counts as agreement.
     products: the form of products with weights.
     make_fused: (model, capacity, products) -> the fused decoder.
+    may_keep: whether rows of the others may be parked.
     """
     if takes_images(model.config):
-        return ImageTextDecoder(model, products)
+        return ImageTextDecoder(model, products, capacity, may_keep)
     if choice == "transformers" or not (choice == "fused" or family_supported(model.config)):
-        return TransformersDecoder(model, products)
+        return TransformersDecoder(model, products, capacity, may_keep)
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, 12)
     expected = model(
         input_ids=torch.from_numpy(ids)[None].to(model.device), use_cache=False
@@ -856,8 +1096,9 @@ def make_decoder(
         # a copy, since some decoders write the next logits into the same memory
         logits.append(fused.advance(torch.tensor([token], device=model.device))[0].clone())
     fused.clear()
+    fused.read_tokens = 0  # of no prompt that anybody asks
     agrees = bool((torch.stack(logits) - expected).abs().max() <= tolerance)
     if agrees or choice == "fused":
         return fused
     products.forget()  # the trial's
-    return TransformersDecoder(model, products)
+    return TransformersDecoder(model, products, capacity, may_keep)

@@ -61,7 +61,13 @@ from gcore_core.contract.records import (
 from gcore_core.contract.sentinel import Compared, Finding
 from gcore_core.contract.weight_transfer import Offers
 from gcore_torch.config import TorchGeneratorConfig
-from gcore_torch.decoder import Decoder, FusedDecoder, TransformersDecoder, make_decoder
+from gcore_torch.decoder import (
+    Decoder,
+    FusedDecoder,
+    KeepingDecoder,
+    TransformersDecoder,
+    make_decoder,
+)
 from gcore_torch.graph_decoder import GraphDecoder
 from gcore_torch.other_heads import changed_head, heads
 from gcore_torch.products import Products
@@ -280,7 +286,7 @@ class TorchGenerator(TakesTokensByEncoder):
         decoder = SteadyDecoder(self._model, max(self._config.max_batch, _TRIAL_ROWS))
         return decoder if self._steady.decodes_alike(decoder, len(self._ends)) else None
 
-    def _make_decoder(self) -> Decoder:
+    def _make_decoder(self) -> KeepingDecoder:
         """Returns the decoder of this model here."""
         config = self._config
         tolerance = 1e-3 if config.dtype == "float32" else 0.5
@@ -295,8 +301,14 @@ class TorchGenerator(TakesTokensByEncoder):
         in_graphs = partial(GraphDecoder, compile=config.compile == "auto", may_keep=may_keep)
         on_cpu = partial(FusedDecoder, actions=config.max_new_tokens, may_keep=may_keep)
         make_fused = in_graphs if self._device.type == "cuda" else on_cpu
-        decoder: Decoder = make_decoder(
-            self._model, config.decoder, config.max_batch, tolerance, self._products, make_fused
+        decoder: KeepingDecoder = make_decoder(
+            self._model,
+            config.decoder,
+            config.max_batch,
+            tolerance,
+            self._products,
+            make_fused,
+            may_keep,
         )
         return decoder
 
@@ -411,8 +423,8 @@ class TorchGenerator(TakesTokensByEncoder):
     def _take(self) -> list[_Waiting]:
         """Takes the samples that join now off the queue: as many as there are free rows.
 
-        They are sorted by the length of their prompts, since decoders read prompts of one length
-        together. In deterministic runs none join while any runs.
+        They are sorted by what is to be read of their prompts, and by these prompts' lengths, since
+        decoders read what is alike together. In deterministic runs none join while any runs.
         """
         free = self._config.max_batch - self._rows.count
         if not self._queue or free <= 0 or (self._context.deterministic and self._rows.count):
@@ -421,7 +433,7 @@ class TorchGenerator(TakesTokensByEncoder):
             self._queue.sort(key=lambda w: (w.request.ordinal, w.request.sample))
         joining = self._queue[:free]
         self._queue = self._queue[free:]
-        return sorted(joining, key=lambda w: len(w.prompt))
+        return sorted(joining, key=lambda w: (self._usual.unread(w.prompt), len(w.prompt)))
 
     def _join(self, joining: list[_Waiting]) -> torch.Tensor:
         """Adds samples, each prompt read once; returns the logits [joining, V] of first tokens.
@@ -534,6 +546,7 @@ class TorchGenerator(TakesTokensByEncoder):
         finished = []
         indexes = leaving.nonzero()[0]
         for i, columns in zip(indexes.tolist(), self._columns(indexes), strict=True):
+            self._park(i)
             status, reason = (
                 (FINISHED, "")
                 if ended[i]
@@ -544,6 +557,20 @@ class TorchGenerator(TakesTokensByEncoder):
             finished.append(self._finish(i, status, reason, columns))
         rows.reorder(self._decoder.drop(leaving))
         return finished
+
+    def _park(self, row: int) -> None:
+        """Has the decoder keep what it has read of a row whose prompt was given by ids.
+
+        The next turn of its episode begins so. The last action was not read yet. Of a mixture of
+        experts older weights may have chosen some of the row's; the next turn's are to be new.
+        """
+        rows = self._rows
+        waiting = rows.waiting[row]
+        is_text = waiting.request.ids is not None and waiting.images is None
+        is_fresh = rows.version[row] == self.version or not rows.routing[row]
+        if self._decoder is self._usual and is_text and is_fresh:
+            read = np.concatenate([waiting.prompt, self._actions(row)[:-1]])
+            self._usual.park(row, read, rows.routing[row])
 
     def _stopped(self, candidates: np.ndarray) -> np.ndarray:
         """Returns bool[B]: which of the candidates, bool[B], have text with a stop string."""

@@ -38,7 +38,7 @@ from gcore_language.memory import (
 )
 
 from gcore_core.contract.memory import ASLEEP, PHASES, MemoryNeed, WorkerShape
-from gcore_torch.cache_columns import cache_columns, most_columns_on_cpu
+from gcore_torch.cache_columns import PARKED_BYTES, cache_columns, most_columns_on_cpu
 from gcore_torch.config import TorchGeneratorConfig, TorchTrainerConfig
 from gcore_torch.sharding_settings import ShardingSettings
 
@@ -302,9 +302,9 @@ def generator_memory(config: TorchGeneratorConfig, worker: WorkerShape) -> Itera
         note = f"of products with them, {kernels}: one for each shape and number of rows"
         for need in in_every_phase("kernels", _KERNEL * kernels, note=note):
             yield replace(need, at_most=True)
-    cache = _cache(model, config, worker)
     for phase in PHASES:  # the cache is kept for the next rollout
-        yield replace(cache, phase=phase)
+        for need in _cache(model, config, worker):
+            yield replace(need, phase=phase)
     prompt = worker.facts.get(PROMPT_TOKENS, 0)
     read = min(_PREFILL_TOKENS, rows * prompt) if prompt else _PREFILL_TOKENS
     run = Pass(tokens=read, actions=rows, dtype=config.dtype)
@@ -356,8 +356,10 @@ def _packed(
     ]
 
 
-def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape) -> MemoryNeed:
-    """Returns the key-value cache of all rows that are drawn at a time.
+def _cache(
+    model: Architecture, config: TorchGeneratorConfig, worker: WorkerShape
+) -> Iterator[MemoryNeed]:
+    """Yields the key-value cache of all rows that are drawn at a time, and what is kept of rows.
 
     Where it grows, the former one is there until it is copied.
     """
@@ -375,11 +377,23 @@ def _cache(model: Architecture, config: TorchGeneratorConfig, worker: WorkerShap
         columns = most_columns_on_cpu(length - actions, actions)
         grown = "the former cache while it grows"
     prompts = "" if limit or prompt else "; prompts are not counted, set context_length"
-    return MemoryNeed(
+    column = NBYTES[config.dtype] * model.cached_numbers * rows
+    setting = f"config.max_batch={max(1, rows // 2)}"
+    yield MemoryNeed(
         phase="rollout",
         what="key-value cache",
-        nbytes=NBYTES[config.dtype] * model.cached_numbers * rows * columns,
+        nbytes=column * columns,
         at_most=True,
-        setting=f"config.max_batch={max(1, rows // 2)}",
+        setting=setting,
         note=f"{rows} samples of {length} tokens and {grown}{prompts}",
     )
+    if worker.acts and not worker.deterministic:
+        yield MemoryNeed(
+            phase="rollout",
+            what="parked rows",
+            nbytes=max(PARKED_BYTES, column * length),
+            at_most=True,
+            setting=setting,
+            note="of episodes between two turns, as many bytes as the cache of samples that run"
+            f"{prompts}",
+        )

@@ -338,3 +338,18 @@ def test_the_cache_has_keys_and_values_of_each_layer_for_each_token_of_each_samp
     )
     # a cache of 2,048 columns, and that of 1,024 while it grows
     assert of(needs, "key-value cache", "rollout") == one * (2048 + 1024)
+
+
+def test_rows_between_turns_take_as_much_as_those_that_run_where_there_is_an_environment(
+    path: str,
+) -> None:
+    config = TorchGeneratorConfig(max_batch=8, context_length=4096, max_new_tokens=256)
+
+    def parked(config: TorchGeneratorConfig = config, **words: Any) -> int | None:
+        return of(list(generator_memory(config, worker(path, **words))), "parked rows", "rollout")
+
+    # 24 layers, 2 key-value heads of 64, keys and values, 4 bytes, 8 rows
+    assert parked(acts=True) == 24 * 2 * 64 * 2 * 4 * 8 * 4096
+    assert parked(replace(config, context_length=512), acts=True) == 256 << 20  # they may have that
+    assert parked() is None
+    assert parked(acts=True, deterministic=True) is None

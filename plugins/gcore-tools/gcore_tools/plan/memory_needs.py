@@ -189,6 +189,7 @@ def _shape(plan: ResolvedJob, role: str, kind: str, facts: Mapping[str, int]) ->
         requires=traits_of(plan.objects.get(objective)).requires,
         given=frozenset(column.name for columns in others for column in columns),
         deterministic=plan.settings.run.deterministic,
+        acts=role == ROLLOUT and "environment" in plan.provided,
         push_bytes=traits_of(plan.objects.get("controller")).push_bytes,
         records=_records(plan, role),
         group_size=_group_size(plan),
