@@ -43,7 +43,6 @@ def test_a_plugin_of_0_2_runs_after_the_steps_of_the_page(wheels: Path, tmp_path
     assert "2 steps" in run_outside(g_core, "old", "say", str(run), directory=plugin)
     shown = run_outside(g_core, "plugins", "show", "old", directory=plugin)
     assert "venv old/mine: the core alone" in shown
-    assert "traits: determinism" in shown
     drawn = run_outside(programs / "python", "-c", DRAW, str(run), directory=plugin)
     assert drawn.startswith("<p>reward ")
 
