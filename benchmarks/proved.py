@@ -3,12 +3,15 @@
     python benchmarks/proved.py [--json] [--check] [--parts hashes time sentinel museum]
                                 [--steps 30] [--cases ...] [--minutes 6] [--generators ...]
 
-The parts hashes and time run the quickstart as a person does, with ``run.deterministic=true``.
+The parts hashes and time run recipes as a person does, with ``run.deterministic=true``: the
+quickstart, where nothing else is said.
 
 hashes: 24 runs that differ in what must leave no trace: number of controllers, replicas and trainer
     ranks, launcher, kills, and a resume at another size. ``distinct_weight_hashes`` counts the
     SHA-256 of their final weights. ``torch_pair_gap_max`` is the largest difference between
     rollout's and trainer's log-prob of an action, over all runs and steps, in nats.
+    ``distinct_episode_weight_hashes`` is the same count for runs of the recipe calculator, in which
+    also the processes of environments differ in number, are killed, or sleep at random.
 
 time: ``deterministic_time_over_default`` is the median, over rounds that run both ways one after
     the other, of the ratio of seconds from the end of the first step to the end of the last. It
@@ -50,6 +53,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from engine_pairs import interpreter
 from quickstart_runs import (
     RECIPE,
@@ -84,6 +88,9 @@ PROCESSOR_S = {
 }
 #: Processes that are killed, or stopped, in turn.
 VICTIMS = ("rollout.0", "controller.0", "policy.0", "scorer.0")
+CALCULATOR = RECIPE.parent / "calculator.yaml"
+#: The calculator, which takes its time.
+SLOW = f"{ROOT}/benchmarks/slow_calculator.py:Slow"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +100,12 @@ class Case:
     controllers, replicas, ranks: how many there are of each.
     inline: whether it is all in one process.
     faults: how many processes are killed or stopped on the way.
-    stop_after: all processes are killed after this step, and the run is resumed; 0: it is not.
+    victims: which, in turn; "host" is a process of environments, "supervisor" the run's own.
+    stop_after: all processes are ended after this step, and the run is resumed; 0: it is not.
+    stopped_by: the signal that ends them.
     resumed: what is changed when it is resumed.
+    recipe: that is run.
+    changes: further overrides.
     """
 
     name: str
@@ -103,8 +114,12 @@ class Case:
     ranks: int = 1
     inline: bool = False
     faults: int = 0
+    victims: tuple[str, ...] = VICTIMS
     stop_after: int = 0
+    stopped_by: int = signal.SIGKILL
     resumed: tuple[str, ...] = ()
+    recipe: Path = RECIPE
+    changes: tuple[str, ...] = ()
 
     def overrides(self) -> list[str]:
         """Returns the overrides of the recipe."""
@@ -120,7 +135,13 @@ class Case:
         }
         if self.faults:
             layout["run.patience_s"] = 10.0
-        return [f"{key}={value}" for key, value in layout.items()]
+        return [*(f"{key}={value}" for key, value in layout.items()), *self.changes]
+
+
+def _of_episodes(name: str, *changes: str, **fields: Any) -> Case:
+    """Returns a run of the calculator; one in trouble waits less long for its environment."""
+    changes = ("environment.config.turn_s=8", *changes)
+    return Case(name=f"calculator: {name}", recipe=CALCULATOR, changes=changes, **fields)
 
 
 def _resumed(after: int, *changes: str) -> Case:
@@ -147,11 +168,19 @@ CASES = (
     Case(name="10 faults, 2 replicas, 4 controllers", faults=10, replicas=2, controllers=4),
     Case(name="10 faults, 2 ranks", faults=10, ranks=2),
     Case(name="again"),
+    *(_of_episodes(f"{n} controllers", controllers=n) for n in (1, 2, 4)),
+    _of_episodes("3 hosts", "environment.config.hosts=3"),
+    _of_episodes("sleeps at random", f"environment.config.environment={SLOW}"),
+    _of_episodes("2 hosts killed", faults=2, victims=("host",)),
+    _of_episodes("a replica killed", faults=1, victims=("rollout.0",)),
+    _of_episodes("a supervisor killed", faults=1, victims=("supervisor",)),
+    _of_episodes("killed and resumed", stop_after=5),
+    _of_episodes("stopped and resumed", stop_after=5, stopped_by=signal.SIGINT),
 )
 
 
 class Runs:
-    """Runs the quickstart in a folder.
+    """Runs recipes in a folder.
 
     changes: overrides of every run, such as a shorter teaching.
     """
@@ -162,9 +191,9 @@ class Runs:
         self._changes = changes
         (folder / "cache").mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, *overrides: str) -> list[dict[str, Any]]:
+    def run(self, name: str, *overrides: str, recipe: Path = RECIPE) -> list[dict[str, Any]]:
         """Runs from start to end; returns the metrics of its steps."""
-        command = self._command(name, overrides)
+        command = self._command(name, overrides, recipe)
         log = self._log(name)
         require_success(start(command, self._folder, log), command, log)
         return finished_rows(self.directory(name), self._steps)
@@ -173,18 +202,20 @@ class Runs:
         """Runs a case from start to end; returns the metrics of its steps."""
         name = re.sub(r"\W+", "-", case.name)
         if not case.faults and not case.stop_after:
-            return self.run(name, *case.overrides())
+            return self.run(name, *case.overrides(), recipe=case.recipe)
         directory = self.directory(name)
         log = self._log(name)
-        command = self._command(name, case.overrides())
+        command = self._command(name, case.overrides(), case.recipe)
         process = start(command, self._folder, log, own_session=True)
         if case.faults:
-            self._trouble(process, directory, case.faults)
+            self._trouble(process, directory, case)
         else:
             _wait_for_step(process, directory, min(case.stop_after, self._steps - 1))
-            whole = "checkpoints/step-??????/manifest.json"
-            _wait_for(process, directory, lambda: any(directory.glob(whole)))
-            os.killpg(process.pid, signal.SIGKILL)
+            _wait_for_checkpoint(process, directory)
+            if case.stopped_by == signal.SIGKILL:
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                os.kill(process.pid, case.stopped_by)
             process.wait()
             command = ["resume", str(directory), *case.resumed]
             process = start(command, self._folder, log)
@@ -207,7 +238,7 @@ class Runs:
     def _log(self, name: str) -> Path:
         return self.directory(name).with_suffix(".log")
 
-    def _command(self, name: str, overrides: Sequence[str]) -> list[str]:
+    def _command(self, name: str, overrides: Sequence[str], recipe: Path) -> list[str]:
         words = [
             *overrides_of(SEED, self.directory(name)),
             f"run.steps={self._steps}",
@@ -217,27 +248,38 @@ class Runs:
             *self._changes,
             *overrides,
         ]
-        make_policy(load_plan(RECIPE, words).config, self._folder)
-        return ["run", str(RECIPE), *words]
+        make_policy(load_plan(recipe, words).config, self._folder)
+        return ["run", str(recipe), *words]
 
-    def _trouble(self, process: subprocess.Popen[bytes], directory: Path, faults: int) -> None:
+    def _trouble(self, process: subprocess.Popen[bytes], directory: Path, case: Case) -> None:
         """Kills and stops processes of a run, one after the other, evenly over its steps."""
+        faults, victims = case.faults, case.victims
         draw = random.Random(faults)
+        _wait_for_checkpoint(process, directory)
         for fault in range(faults):
             step = 1 + fault * max(1, (self._steps - 2) // faults)
             _wait_for_step(process, directory, min(step, self._steps - 1))
             time.sleep(draw.uniform(0, 0.3))  # anywhere in a step
-            pid = _pids(directory).get(VICTIMS[fault % len(VICTIMS)])
+            pid = _pids(process, directory).get(victims[fault % len(victims)])
             if pid is not None:
                 number = (signal.SIGKILL, signal.SIGSTOP)[fault // len(VICTIMS) % 2]
                 os.kill(pid, number)
 
 
-def _pids(directory: Path) -> dict[str, int]:
-    """Returns the latest process id of each worker, as the node agent wrote it down."""
+def _pids(process: subprocess.Popen[bytes], directory: Path) -> dict[str, int]:
+    """Returns the latest process id of each worker, as the node agent wrote it down, of the
+    supervisor, and of a process of environments.
+    """
     log = (directory / "logs" / "agent.0.log").read_text()
     started = re.findall(r"INFO (\S+) is started, pid (\d+)", log)
-    return {name: int(pid) for name, pid in started if Path(f"/proc/{pid}").exists()}
+    found = {name: int(pid) for name, pid in started if Path(f"/proc/{pid}").exists()}
+    for supervisor in psutil.Process(process.pid).children():
+        found["supervisor"] = supervisor.pid
+    if "rollout.0" in found:
+        for child in psutil.Process(found["rollout.0"]).children():
+            if any(word.endswith("host.py") for word in child.cmdline()):
+                found["host"] = child.pid
+    return found
 
 
 def _wait_for_step(process: subprocess.Popen[bytes], directory: Path, step: int) -> None:
@@ -248,6 +290,12 @@ def _wait_for_step(process: subprocess.Popen[bytes], directory: Path, step: int)
         directory,
         lambda: metrics.exists() and metrics.read_bytes().count(b"\n") - 1 >= step,
     )
+
+
+def _wait_for_checkpoint(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Waits until a run has a whole checkpoint; ends the benchmark when it ends before."""
+    whole = "checkpoints/step-??????/manifest.json"
+    _wait_for(process, directory, lambda: any(directory.glob(whole)))
 
 
 def _wait_for(
@@ -264,6 +312,7 @@ def _wait_for(
 def measure_hashes(runs: Runs, args: argparse.Namespace) -> list[Claim]:
     """Runs the matrix and compares the final weights."""
     hashes: dict[str, str] = {}
+    distinct: dict[Path, set[str]] = {RECIPE: set(), CALCULATOR: set()}
     gaps: list[float] = []
     for case in CASES:
         if args.cases and case.name not in args.cases:
@@ -271,10 +320,15 @@ def measure_hashes(runs: Runs, args: argparse.Namespace) -> list[Claim]:
         rows = runs.of_case(case)
         gaps += [row["metrics"]["logprob_gap_max"] for row in rows[1:] if row["metrics"]]
         hashes[case.name] = runs.weights_sha256(case)
+        distinct[case.recipe].add(hashes[case.name])
         print(f"{hashes[case.name]}  {case.name}", file=sys.stderr, flush=True)
+    count = sum(name.startswith("calculator") for name in hashes)
+    unit = f"runs of {args.steps} steps"
     return [
-        Claim("distinct_weight_hashes", len(set(hashes.values())), "hashes", 1, "<="),
-        Claim("hashed_runs", len(hashes), f"runs of {args.steps} steps"),
+        Claim("distinct_weight_hashes", len(distinct[RECIPE]), "hashes", 1, "<="),
+        Claim("hashed_runs", len(hashes) - count, unit),
+        Claim("distinct_episode_weight_hashes", len(distinct[CALCULATOR]), "hashes", 1, "<="),
+        Claim("hashed_episode_runs", count, unit),
         Claim("torch_pair_gap_max", max(gaps), "nats", 0.0, "<="),
     ]
 

@@ -116,11 +116,10 @@ def _class(environment: str, confined_by: str) -> Iterator[str]:
             f"environment.config.environment: {file} has no class {name}"
             f"{did_you_mean(name, names)}; classes there: {', '.join(names) or 'none'}."
         )
-    has_network = confined_by == "none"
-    if not has_network and any(_is_program(node, name) for node in tree.body):
+    if confined_by == "docker" and any(_is_program(node, name) for node in tree.body):
         yield (
             f"environment.config.sandbox: {name} is a program, which asks the policy over the "
-            f"network, and {confined_by} has none; set sandbox to none."
+            "network, and a container has none; set sandbox to confine."
         )
 
 

@@ -207,6 +207,8 @@ class EpisodeDraws:
         """Starts the clocks of a host's episodes: the time of its imports does not count."""
         host.ready = True
         self._starts_failed = 0
+        if host.door is not None:
+            self._endpoint.listen(host.door)
         for episode in self._episodes_of(host):
             episode.began = episode.waits_since = time.monotonic()
 
@@ -418,6 +420,8 @@ class EpisodeDraws:
         """
         self._lateness.forget(host)
         episodes = self._episodes_of(host)
+        if host.door is not None:
+            self._endpoint.leave(host.door)
         self._hosts.replace(host)
         for episode in episodes:
             lost = episode.lost + bool(error)

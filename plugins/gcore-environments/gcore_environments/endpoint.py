@@ -30,6 +30,8 @@ LOOPBACK = "127.0.0.1"
 _MOST_BYTES = 32 << 20  # of a request
 #: Seconds that a connection without a request is kept. Agents think, and clients keep theirs.
 _IDLE_S = 600.0
+#: Agents of all episodes of a step may connect at once; who finds no room in the queue is reset.
+_MOST_CONNECTING = 4096
 _POLL_S = 0.05  # how often the server looks whether it is to end
 _MOST_IGNORED = 1000  # characters of the header that names fields without effect
 _MOST_TOLD = 32  # refusals that the log has, of different texts
@@ -80,12 +82,30 @@ class EndpointServer:
         self._waiting: dict[Key, set[Asked]] = defaultdict(set)
         self._closed = False
         self._told: set[str] = set()  # texts of refusals that the log has
-        self._http = _Http(self)
-        self.url = f"http://{LOOPBACK}:{self._http.server_address[1]}/v1"
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
+        self._served: dict[socket.socket, tuple[_Http, threading.Thread]] = {}
+        http = _Http(self)
+        self.url = f"http://{LOOPBACK}:{http.server_address[1]}/v1"
+        self._serve(http)
+
+    def listen(self, door: socket.socket) -> None:
+        """Serves on a socket that listens, too: a confined agent's is in a network of its own."""
+        self._serve(_Http(self, door))
+
+    def leave(self, door: socket.socket) -> None:
+        """Ends what ``listen`` began, and closes the socket; nothing where that has been done."""
+        if door in self._served:
+            http, thread = self._served.pop(door)
+            http.shutdown()
+            http.server_close()
+            http.cut_connections()
+            thread.join()
+
+    def _serve(self, http: _Http) -> None:
+        thread = threading.Thread(
+            target=http.serve_forever, args=(_POLL_S,), name="endpoint", daemon=True
         )
-        self._thread.start()
+        self._served[http.socket] = http, thread
+        thread.start()
 
     def key(self, key: Key) -> str:
         """Begins an episode, or a new try of it, and returns the key that its agent must show.
@@ -108,16 +128,14 @@ class EndpointServer:
             one.refuse(_over())
 
     def close(self) -> None:
-        """Refuses all agents, cuts their connections and ends the server's thread."""
+        """Refuses all agents, cuts their connections and ends the server's threads."""
         with self._lock:
             self._closed = True
             waiting = [one for these in self._waiting.values() for one in these]
         for one in waiting:
             one.refuse(_closed())
-        self._http.shutdown()
-        self._http.server_close()
-        self._http.cut_connections()
-        self._thread.join()
+        for door in list(self._served):
+            self.leave(door)
 
     def tell(self, refused: Refused) -> None:
         """Logs why a request is refused, each text once, since many clients show only the status.
@@ -201,13 +219,16 @@ def _closed() -> Refused:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
+    request_queue_size = _MOST_CONNECTING
 
-    def __init__(self, endpoint: EndpointServer) -> None:
+    def __init__(self, endpoint: EndpointServer, door: socket.socket | None = None) -> None:
         self.endpoint = endpoint
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        super().__init__((LOOPBACK, 0), _Handler)
+        super().__init__((LOOPBACK, 0), _Handler, bind_and_activate=door is None)
+        if door is not None:
+            self.socket.close()
+            self.socket = door
 
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # HTTPServer's own asks the network for this machine's name

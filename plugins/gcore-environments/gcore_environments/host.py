@@ -40,6 +40,7 @@ import inspect
 import json
 import os
 import random
+import socket
 import sys
 import threading
 import traceback
@@ -336,7 +337,8 @@ class Episode:
         if not self._host.is_program:
             said = await _value(made.reset(message["row"], message["seed"]))
             return checked_observation(said, words, f"{where}.reset")
-        endpoint = words.Endpoint(**message["endpoint"])
+        told = message["endpoint"]
+        endpoint = words.Endpoint(**{**told, "base_url": self._host.door or told["base_url"]})
         rewards = await _value(made.run(message["row"], message["seed"], endpoint))
         observation = words.Observation(rewards=checked_rewards(rewards, f"{where}.run"), done=True)
         return dict(vars(observation))
@@ -383,6 +385,9 @@ class Host:
                 f"{settings['environment']} is a program, which asks the policy over the network, "
                 "and this sandbox has none; take another sandbox, or none"
             )
+        self.door = ""  # where the policy is asked, where that is not what ``open`` says
+        if self.is_program and "door" in settings:
+            self.door = open_door(settings["door"])
         self.closes_within_s = settings.get("closes_within_s", CLOSES_WITHIN_S)
         self.output = output
         self._incoming = incoming
@@ -480,6 +485,18 @@ def own_channel() -> tuple[BinaryIO, Output]:
     os.close(nothing)
     os.dup2(2, 1)
     return incoming, output
+
+
+def open_door(descriptor: int) -> str:
+    """Listens on the loopback of this process's own network, and hands the socket over.
+
+    descriptor: of a socket to who started this process, and is to serve the other one.
+    Returns the base address for agents.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as door:
+        with socket.socket(fileno=descriptor) as parent:
+            socket.send_fds(parent, [b"."], [door.fileno()])
+        return f"http://127.0.0.1:{door.getsockname()[1]}/v1"
 
 
 def main() -> None:

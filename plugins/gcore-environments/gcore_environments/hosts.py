@@ -14,6 +14,7 @@ import queue
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -64,6 +65,8 @@ class Host:
     number: its place among the hosts.
     ready: whether its imports are over.
     process: of the system.
+    door: of a confined agent, the socket on which it asks the policy; it listens in a network of
+        its own. None before ``ready``, and where there is none.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Host:
     ) -> None:
         self.number = number
         self.ready = False
+        self.door: socket.socket | None = None
         self._replies = replies
         self._lock = threading.Lock()
         self._backlog = bytearray()
@@ -81,13 +85,18 @@ class Host:
         self._is_killed = False
         self._command = _command(settings)
         reading, self._lifeline = os.pipe()
+        passed, self._doors, told = [reading], None, dict(self._command.host)
+        if self._command.has_door:
+            self._doors, theirs = socket.socketpair()
+            passed.append(theirs.detach())
+            told["door"] = passed[-1]
         try:
             self.process = subprocess.Popen(
                 self._command.words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=dict(self._command.variables),
-                pass_fds=(reading,),
+                pass_fds=passed,
                 start_new_session=True,
                 bufsize=0,
             )
@@ -98,7 +107,8 @@ class Host:
         else:
             signal_at_end(reading, self.process.pid, signal.SIGKILL)
         finally:
-            os.close(reading)
+            for descriptor in passed:
+                os.close(descriptor)
         self._pidfd = os.pidfd_open(self.process.pid)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._input = self.process.stdin.fileno()
@@ -114,7 +124,7 @@ class Host:
                 "config": dict(settings.config),
                 "directory": settings.directory,
                 "closes_within_s": settings.turn_s,
-                **self._command.host,
+                **told,
             }
         )
 
@@ -149,6 +159,8 @@ class Host:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
+        if self._doors is not None:
+            self._doors.close()
         os.close(self._lifeline)
         os.close(self._pidfd)
         self._remove_folder()
@@ -214,11 +226,18 @@ class Host:
                 lost = message
                 break
             if message.get("ready"):
+                self._take_door(message)
                 self.ready = True
             self._replies.put((self, message))
         lost = lost or {"lost": True, "error": self._how_it_ended()}
         if not self._is_killed:
             self._replies.put((self, lost))
+
+    def _take_door(self, message: Mapping[str, Any]) -> None:
+        """Takes the socket that the host has sent before it said that it is ready."""
+        if self._doors is not None and message.get("program"):
+            _, descriptors, _, _ = socket.recv_fds(self._doors, 1, 1)
+            self.door = socket.socket(fileno=descriptors[0])
 
     def _lines(self) -> Iterator[bytes]:
         waiting = select.poll()

@@ -1,8 +1,9 @@
 """What the processes of environments are confined by.
 
 none      nothing: the environment may do what the run's user may
-confine   name spaces of the kernel: no network, no files but the interpreter and the
-          environment's own, and a folder in memory
+confine   name spaces of the kernel: no network but a loopback interface of its own, no files but
+          the interpreter and the environment's own, and a folder in memory. An agent has the
+          endpoint there: the socket that it asks is made inside, and served from outside
 docker    a container without a network. The command line was never run with a daemon by the
           project's tests
 """
@@ -58,6 +59,7 @@ class Command:
     words: its command line.
     variables: its environment.
     host: what the host file is told on top of its settings.
+    has_door: whether the host hands over a socket on which the endpoint is to be served.
     folder: an empty one that is removed with it; "": none.
     kill: a command that ends what killing the process does not; (): nothing.
     """
@@ -65,6 +67,7 @@ class Command:
     words: tuple[str, ...]
     variables: Mapping[str, str]
     host: Mapping[str, object] = field(default_factory=dict)
+    has_door: bool = False
     folder: str = ""
     kill: tuple[str, ...] = ()
 
@@ -187,6 +190,7 @@ def _confined(
     left_out = ("PATH", "HOME", "TMPDIR")
     settings = {
         "confined": True,
+        "loopback": True,
         "shows_errors": True,
         "python": path,
         "options": ["-s", "-P", "-B"],
@@ -205,7 +209,8 @@ def _confined(
     return Command(
         words=(sys.executable, "-I", confining, json.dumps(settings)),
         variables=variables,
-        host={"words": words, "no_network": True},
+        host={"words": words},
+        has_door=True,
         folder=base,
     )
 

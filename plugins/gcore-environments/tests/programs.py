@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import urllib.request
 from typing import Any
 
@@ -60,3 +62,23 @@ def _post(endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
     with urllib.request.urlopen(request) as answer:
         message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
     return message
+
+
+class Curious:
+    """Asks once, and then looks at what else listens on the machine's loopback.
+
+    port: of a socket of the machine.
+    """
+
+    def __init__(self, directory: str = "", port: int = 0) -> None:
+        self._port = port
+
+    async def run(self, row: dict[str, Any], seed: int, endpoint: Endpoint) -> dict[str, float]:
+        if row["does"] == "dies":
+            os._exit(3)
+        await asyncio.to_thread(_post, endpoint, row["messages"])
+        try:
+            socket.create_connection(("127.0.0.1", self._port), timeout=5).close()
+        except OSError:
+            return {"asked": 1.0, "reached": 0.0}
+        return {"asked": 1.0, "reached": 1.0}

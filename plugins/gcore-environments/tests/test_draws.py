@@ -7,12 +7,14 @@ this file.
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_environments import sandbox
 from gcore_environments.draws import EpisodeDraws
 from gcore_environments.scripted import LOGP, ScriptedEngine
 from gcore_environments.settings import EnvironmentConfig
@@ -370,6 +372,27 @@ def test_a_program_asks_and_its_turns_are_one_sequence(make: Make, tokenizer: An
     assert told(record)["rewards"] == {"asked": 3.0}
     assert record.columns["turn_reward"].tolist() == [0] * 10 + [3.0]
     assert told(record)["forks"] == {}
+
+
+@pytest.mark.parametrize("confine", [False, True])
+def test_a_confined_agent_asks_the_policy_and_reaches_nothing_else(
+    make: Make, confine: bool
+) -> None:
+    """Also where its process is lost and another one takes its place."""
+    if confine and (why := sandbox.problem("confine")):
+        pytest.skip(why)
+    with socket.create_server(("127.0.0.1", 0)) as machine:
+        draws = make(
+            "programs.py:Curious",
+            settings={"port": machine.getsockname()[1]},
+            sandbox="confine" if confine else "none",
+            retries=1,
+        )
+        (lost,) = play(draws, [request(0, "dies")]).values()
+        records = play(draws, [request(number) for number in range(1, 4)])
+    assert lost.reason.startswith("environment_lost: ")
+    rewards = [told(record)["rewards"] for record in records.values()]
+    assert rewards == [{"asked": 1.0, "reached": float(not confine)}] * 3
 
 
 def test_calls_from_one_point_are_sequences_that_share_it(make: Make) -> None:

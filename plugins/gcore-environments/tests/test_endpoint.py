@@ -4,6 +4,7 @@ break.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -460,5 +461,15 @@ def test_many_agents_at_once_get_their_own_answers() -> None:
 
 def test_the_endpoint_listens_on_loopback_alone() -> None:
     with ScriptedPolicy() as policy:
-        assert policy.endpoint._http.server_address[0] == "127.0.0.1"
+        (door,) = policy.endpoint._served
+        assert door.getsockname()[0] == "127.0.0.1"
         assert policy.endpoint.url.startswith("http://127.0.0.1:")
+
+
+def test_all_agents_of_a_step_may_connect_at_once() -> None:
+    """Also while nobody accepts them yet, as on a machine that is busy."""
+    with ScriptedPolicy() as policy:
+        ((http, _),) = policy.endpoint._served.values()
+        with http._lock, contextlib.ExitStack() as opened:  # which holds the server up
+            for _ in range(600):
+                opened.enter_context(socket.create_connection(http.server_address, timeout=5))

@@ -665,11 +665,19 @@ def _members(group: int) -> list[int]:
     return members
 
 
-def test_a_program_is_not_run_where_it_cannot_ask_the_policy(start: Started) -> None:
-    if why := sandbox.problem("confine"):
-        pytest.skip(why)
-    parent = start("Asking", sandbox="confine", ready=False)
-    assert "this sandbox has none" in parent.hear()["error"]
+def test_a_program_is_not_run_where_it_cannot_ask_the_policy() -> None:
+    """A container has no network."""
+    words = str(sandbox.HERE / "words.py")
+    settings = {"environment": f"{FILE}:Asking", "words": words, "no_network": True}
+    done = subprocess.run(
+        [sys.executable, sandbox.HERE / "host.py"],
+        input=f"{json.dumps(settings)}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert "this sandbox has none" in json.loads(done.stdout)["error"]
 
 
 def test_a_sandbox_that_is_not_to_be_had_is_an_error_before_anything_starts(
@@ -712,8 +720,9 @@ def test_the_check_of_a_job_names_what_cannot_be_had_on_this_machine() -> None:
         ("def made(): pass", "none", "has no class Game; classes there: none."),
         ("a line of no Python", "none", ""),
         ("class Game:\n    async def run(self): ...", "none", ""),
-        ("class Game:\n    async def run(self): ...", "confine", "Game is a program, which asks"),
-        ("class Game:\n    def run(self): ...\n    def reset(self): ...", "confine", ""),
+        ("class Game:\n    async def run(self): ...", "confine", ""),
+        ("class Game:\n    async def run(self): ...", "docker", "Game is a program, which asks"),
+        ("class Game:\n    def run(self): ...\n    def reset(self): ...", "docker", ""),
     ],
 )
 def test_the_check_of_a_job_reads_its_file_without_running_it(

@@ -365,7 +365,9 @@ class LanguageTrainer:
         self._scheduled_steps = 0
         self._last_rate = 0.0  # of the latest update
         self._prepared: _Prepared | None = None
-        self._moved = False  # whether an update of this step has changed the weights
+        # Whether an update of this step has changed the weights for sure, and whether one may have:
+        # without a gradient the optimizer still follows its moments.
+        self._moved = self._may_have_moved = False
         self._changed = False  # the same of this process
         self._trained_steps = 0  # by this process
         self._at_start = AtStart()
@@ -617,7 +619,7 @@ class LanguageTrainer:
         self._engine.clock.forget()  # what ``prepare`` ran is not part of this
         # What is counted and compared over the step.
         progress = Progress(step=step)
-        self._moved = False
+        self._moved = self._may_have_moved = False
         self._at_start = AtStart(records=len(prepared.records))
         self._cut = prepared.cut
         self._give_fresh(prepared)
@@ -838,6 +840,7 @@ class LanguageTrainer:
             raise self._not_finite(prepared, part, progress, f"gradient norm {norm}")
         self._updates += 1
         self._last_rate = rate
+        self._may_have_moved = self._may_have_moved or (rate > 0 and weight > 0)
         self._moved = self._moved or (rate > 0 and norm > 0)
         self._changed = self._changed or self._moved
         progress.updated(loss / weight if weight > 0 else 0.0, norm, rate)
@@ -943,8 +946,8 @@ class LanguageTrainer:
         """Raises TrainingError when an update compares with other log-probs than those of the
         step's beginning.
 
-        Until an update has changed the weights, the ratio to them is 1; afterwards it is not 1
-        everywhere. In bfloat16 an update may be too small to show in any log-prob.
+        Until an update may have changed the weights, the ratio to them is 1; once one has, it is
+        not 1 everywhere. In bfloat16 an update may be too small to show in any log-prob.
 
         Raises NonFiniteLoss when log-probs of either side are not finite.
         """
@@ -954,7 +957,7 @@ class LanguageTrainer:
         self._check_finite(pass_, furthest)
         band = self._settings.traits().logprob_band
         exact = self._settings.dtype == "float32"
-        if not self._moved and furthest > band:
+        if not self._may_have_moved and furthest > band:
             problem = (
                 f"before any update log-probs differ by {furthest:.3g} from those that ratios "
                 f"compare with, the band is {band:g}"

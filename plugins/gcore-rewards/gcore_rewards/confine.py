@@ -1,8 +1,9 @@
 """Runs a program that nobody trusts: ``python confine.py SETTINGS``, where SETTINGS is JSON.
 
 The program's standard input and output are those of this process. The program gets name spaces of
-its own: it sees no network but a loopback interface that is down, no files but the interpreter
-(read only) and a directory in memory, and no process but its own. Its CPU and wall-clock time,
+its own: it sees no network but a loopback interface of its own, which is up only where SETTINGS has
+``loopback``, no files but the interpreter (read only) and a directory in memory, and no process but
+its own. Its CPU and wall-clock time,
 memory, file size and number of processes are limited; of time and memory, null in SETTINGS is no
 limit. This needs root, or a kernel that lets users make user name spaces.
 
@@ -20,12 +21,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
 import select
 import signal
+import socket
 import stat
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +65,10 @@ _DETACH = 2
 _DEATH_SIGNAL = 1
 _DUMPABLE = 4
 _NO_NEW_PRIVILEGES = 38
+# A request of ioctl that sets an interface's flags, from linux/sockios.h; flags, from linux/if.h.
+_SET_FLAGS = 0x8914
+_UP = 1
+_RUNNING = 64
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: As many links as a path may lead through, as in the kernel.
 _MOST_LINKS = 40
@@ -102,6 +110,12 @@ def _name_spaces() -> None:
                 file.write(text)
         except OSError as error:
             raise Forbidden(f"{name}: {error.strerror}") from error
+
+
+def _raise_loopback() -> None:
+    """Brings up the loopback interface of this name space. Nothing of the machine listens there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
 
 
 def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) -> None:
@@ -267,6 +281,8 @@ def _start(settings: dict[str, Any]) -> int:
     """
     _LIBC.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if settings["confined"]:
+        if settings.get("loopback"):
+            _raise_loopback()
         with open(settings["driver"]) as file:
             driver = file.read()
         _file_system(settings["base"], settings["readable"], settings["files_mib"], driver)

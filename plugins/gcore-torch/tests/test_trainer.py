@@ -664,6 +664,18 @@ def test_a_rate_of_0_leaves_every_ratio_at_1_without_complaint(open_trainer: Any
     assert one_step(trainer, minibatches=2, epochs=2)["updates"] == 4
 
 
+def test_an_update_without_a_gradient_moves_by_its_moments_and_ends_no_run(
+    open_trainer: Any,
+) -> None:
+    """All rewards of its minibatch were equal, as near the end of a run that has learned."""
+    trainer = open_trainer(objective=tiny.Clip(), learning_rate=0.01, resplit_every=0)
+    one_step(trainer)
+    records = tiny.make_records(minibatches=2)
+    trainer.prepare(records, frozenset())
+    advantages = np.array([float(record.minibatch) for record in records])
+    assert trainer.train(1, advantages, 2, 1)["updates"] == 2
+
+
 class PerMicroBatch(tiny.Reinforce):
     """Divides by what its micro-batch holds: the mean of means that reports tell of."""
 
