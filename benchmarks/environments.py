@@ -40,6 +40,12 @@ turn_overhead_cpu_ms    processor milliseconds that the generator's process spen
 endpoint_turn_cpu_ms    the same with a program that asks over HTTP and posts all that was said each
                         time, on one connection an episode
 
+Part ``read_again`` (environments_read_again.py):
+
+prompt_tokens_read_again_share
+                        share of the tokens of later turns' prompts that had been read or sampled
+                        before, and that the torch generator reads nevertheless
+
 Part ``rivals`` (episode_rivals.py):
 
 turns_per_cpu_second_over_verifiers
@@ -65,6 +71,7 @@ from pathlib import Path
 from typing import Any
 
 import quickstart_runs as runs
+from environments_read_again import read_again
 from episode_rivals import add_rival_options, rivals
 from report import Claim, add_options, publish, repeated
 from scripted_episodes import ScriptedEpisodes
@@ -293,6 +300,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Claim]]] = {
     "asynchronous": learned_ahead,
     "long": long_episodes,
     "turns": overhead,
+    "read_again": lambda args, folder: read_again(folder),
     "rivals": rivals,
 }
 

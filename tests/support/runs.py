@@ -345,9 +345,9 @@ class Run:
                 return line
         raise AssertionError(f"the run ended without {text!r}:\n{''.join(self.printed)}")
 
-    def wait(self) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Its exit code; everything it printed is in ``printed``."""
-        rest, _ = self.process.communicate(timeout=PATIENCE_S)
+        rest, _ = self.process.communicate(timeout=timeout_s)
         self.printed.append(rest)
         return self.process.returncode
 

@@ -114,8 +114,12 @@ def _name_spaces() -> None:
 
 def _raise_loopback() -> None:
     """Brings up the loopback interface of this name space. Nothing of the machine listens there."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
+    wanted = struct.pack("16sh14x", b"lo", _UP | _RUNNING)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, _SET_FLAGS, wanted)
+    except OSError as error:
+        raise Forbidden(f"loopback: {error.strerror}") from error
 
 
 def _file_system(base: str, readable: list[str], mebibytes: int, driver: str) -> None:
