@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -54,14 +55,53 @@ class Asks:
 
 
 def _post(endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
+    body = {"model": endpoint.model, "messages": messages}
+    whole = _send(endpoint, "chat/completions", body)
+    message: dict[str, Any] = whole["choices"][0]["message"]
+    return message
+
+
+class AsksRole:
+    """Asks the policy, then the role "opponent" what it says to that, then the policy again.
+
+    fields: further fields of the request to the role.
+    """
+
+    def __init__(self, directory: str = "", fields: dict[str, Any] | None = None) -> None:
+        self._fields = fields or {}
+
+    async def run(self, row: dict[str, Any], seed: int, endpoint: Endpoint) -> dict[str, float]:
+        return await asyncio.to_thread(self._run, row["messages"], endpoint)
+
+    def _run(self, messages: list[Any], endpoint: Endpoint) -> dict[str, float]:
+        said = _post(endpoint, messages)
+        asked = [{"role": "user", "content": said["content"]}]
+        try:
+            whole = _send(
+                endpoint,
+                "chat/completions",
+                {"model": "opponent", "messages": asked, **self._fields},
+            )
+        except urllib.error.HTTPError as error:
+            return {"refused": float(error.code)}
+        answer = whole["choices"][0]["message"]
+        _post(endpoint, [*messages, said, {"role": "user", "content": answer["content"]}])
+        return {
+            "models": float(len(_send(endpoint, "models", None)["data"])),
+            "total_tokens": float(whole["usage"]["total_tokens"]),
+            "is_named": float(whole["model"] == "opponent"),
+        }
+
+
+def _send(endpoint: Endpoint, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
     request = urllib.request.Request(
-        f"{endpoint.base_url}/chat/completions",
-        json.dumps({"model": endpoint.model, "messages": messages}).encode(),
+        f"{endpoint.base_url}/{path}",
+        None if body is None else json.dumps(body).encode(),
         {"authorization": f"Bearer {endpoint.api_key}", "content-type": "application/json"},
     )
     with urllib.request.urlopen(request) as answer:
-        message: dict[str, Any] = json.load(answer)["choices"][0]["message"]
-    return message
+        whole: dict[str, Any] = json.load(answer)
+    return whole
 
 
 class Curious:
