@@ -38,9 +38,9 @@ def test_a_plugin_of_0_2_runs_after_the_steps_of_the_page(wheels: Path, tmp_path
 
     run_outside(g_core, "run", "job.yaml", directory=plugin)
     run = plugin / "runs/old/001"
-    assert (run / "hooks.txt").read_text() == "1\n2\n", "its hooks saw every step"
-    assert (run / "observer.txt").read_text() == "1\n2\n", "its observer saw every step"
-    assert "2 steps" in run_outside(g_core, "old", "say", str(run), directory=plugin)
+    assert (run / "hooks.txt").read_text() == "0\n1\n2\n", "its hooks saw every step"
+    assert (run / "observer.txt").read_text() == "0\n1\n2\n", "its observer saw every step"
+    assert "step 2" in run_outside(g_core, "old", "say", str(run), directory=plugin)
     shown = run_outside(g_core, "plugins", "show", "old", directory=plugin)
     assert "venv old/mine: the core alone" in shown
     drawn = run_outside(programs / "python", "-c", DRAW, str(run), directory=plugin)
