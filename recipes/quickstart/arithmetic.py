@@ -117,12 +117,27 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
         one core.
     progress: called with the share of the work that is done and a line for the reader.
     """
+    teach_by(_losses, directory, {"steps": 750, **config}, progress)
+
+
+def teach_by(
+    losses: Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]],
+    directory: Path,
+    config: dict[str, Any],
+    progress: Callable[[float, str], None],
+) -> None:
+    """Makes a model, teaches it what makes losses small and saves it in Hugging Face layout.
+
+    losses: called with the model, the seed and the number of steps; yields the loss of each step,
+        which it computes when it is asked for the next one.
+    config: as in ``teach``; ``steps`` is there.
+    progress: as in ``teach``.
+    """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
         raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (
-        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 750))
-    )
+    seed, threads = int(config.get("seed", 0)), int(config.get("threads", 1))
+    steps = int(config["steps"])
     progress(0.0, "importing torch and transformers")
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -138,9 +153,8 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
         torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"): 1e-2,
         torch.optim.AdamW(outer, weight_decay=0.01, betas=(0.9, 0.98), fused=True): 5e-3,
     }
-    for step, batch in enumerate(_batches(seed, steps)):
+    for step, loss in enumerate(losses(model, seed, steps)):
         done = step / steps
-        loss = _loss(model, torch.from_numpy(batch))
         loss.backward()
         for optimizer, peak in optimizers.items():
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 30) * (1 - 0.9 * done)
@@ -184,6 +198,14 @@ def _model() -> LlamaForCausalLM:
             tie_word_embeddings=False,
         )
     )
+
+
+def _losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
+    """Yields the loss of each step; see ``teach_by``."""
+    import torch
+
+    for batch in _batches(seed, steps):
+        yield _loss(model, torch.from_numpy(batch))
 
 
 def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
