@@ -24,7 +24,7 @@ controller_bytes_per_episode
 Part ``asynchronous``:
 
 async_calculator_success_after_min
-                        as calculator_success_after_min, of recipes/calculator_async.yaml
+                        as calculator_sampled_success_after_min, of recipes/calculator_async.yaml
 
 Part ``long``:
 
@@ -176,7 +176,7 @@ def learned(args: argparse.Namespace, folder: Path) -> list[Claim]:
 def learned_ahead(args: argparse.Namespace, folder: Path) -> list[Claim]:
     """Returns what the calculator's asynchronous runs say."""
     ran = [_run(ASYNCHRONOUS, seed, args.steps, folder) for seed in args.seeds]
-    after = min(rows[-1]["evaluation"]["greedy/right"] for rows, _ in ran)
+    after = min(rows[-1]["evaluation"]["sampled/right"] for rows, _ in ran)
     return [Claim("async_calculator_success_after_min", after, "share", 0.85)]
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
-    Batch = tuple[np.ndarray, np.ndarray]  # ids, and which of them the policy says
-
 arithmetic = import_file(Path(__file__).parents[1] / "quickstart" / "arithmetic.py")
 
 CALLING_SHARE = 0.3
@@ -32,35 +30,32 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
 
     config: ``seed`` (0), ``threads`` (1), ``steps`` (500) of 64 texts each: some 20 s on one core.
     """
-    arithmetic.teach_texts(directory, config, progress, 500, batches_of(texts), loss_of_own)
+    arithmetic.teach_by(losses_of(texts), directory, {"steps": 500, **config}, progress)
 
 
-def batches_of(
-    texts: Callable[[np.random.Generator, int], Batch],
-) -> Callable[[int, int], Iterator[Batch]]:
-    """Returns what makes the batches of all steps from what makes some texts."""
+def losses_of(
+    texts: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]],
+) -> Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]]:
+    """Returns the losses of what the policy says in such texts, for ``teach_by``.
 
-    def batches(seed: int, steps: int) -> Iterator[Batch]:
+    texts: called with a generator and how many; returns ids, and which of them the policy says.
+    """
+
+    def losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
         import numpy as np
+        import torch
 
         random = np.random.default_rng(seed)
         for _ in range(steps):
-            yield texts(random, TEXTS_A_STEP)
+            ids, own = (torch.from_numpy(array) for array in texts(random, TEXTS_A_STEP))
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            targets = torch.where(own, ids, -100)[:, 1:]
+            yield torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    return batches
-
-
-def loss_of_own(model: LlamaForCausalLM, batch: Batch) -> Tensor:
-    """Mean over the tokens that the policy says."""
-    import torch
-
-    ids, own = (torch.from_numpy(array) for array in batch)
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    targets = torch.where(own, ids, -100)[:, 1:]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return losses
 
 
-def texts(random: np.random.Generator, count: int) -> Batch:
+def texts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids int64[count, TEXT_TOKENS], and bool: which of them the policy says."""
     import numpy as np
 

@@ -41,14 +41,21 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
     config: ``seed`` (0), ``threads`` (1), ``steps`` (900) of 64 texts each: about half a minute on
     one core. Fewer make a worse judge, for those who want to see what comes of it.
     """
-    arithmetic.teach_texts(directory, config, progress, 900, texts, _loss)
+    arithmetic.teach_by(_losses, directory, {"steps": 900, **config}, progress)
 
 
-def _loss(model: Any, batch: np.ndarray) -> Tensor:
-    """Weighted mean over the tokens that the judge writes in ``batch``, int64[B, 27]."""
+def _losses(model: Any, seed: int, steps: int) -> Iterator[Tensor]:
+    """Yields the loss of each step; see ``teach_by`` of the quickstart."""
     import torch
 
-    ids = torch.from_numpy(batch)
+    for batch in texts(seed, steps):
+        yield _loss(model, torch.from_numpy(batch))
+
+
+def _loss(model: Any, ids: Tensor) -> Tensor:
+    """Weighted mean over the tokens that the judge writes in ``ids``, int64[B, 27]."""
+    import torch
+
     answer = ids[:, QUESTION_END:]
     logits = model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=answer.shape[1]).logits
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), answer, reduction="none")

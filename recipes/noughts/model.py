@@ -31,9 +31,8 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
 
     config: ``seed`` (0), ``threads`` (1), ``steps`` (250) of 64 texts each.
     """
-    batches = calculator.batches_of(texts)
-    loss_of = calculator.loss_of_own
-    arithmetic.teach_texts(directory, config, progress, 250, batches, loss_of, tokenizer)
+    losses = calculator.losses_of(texts)
+    arithmetic.teach_by(losses, directory, {"steps": 250, **config}, progress, tokenizer)
 
 
 def tokenizer() -> Tokenizer:

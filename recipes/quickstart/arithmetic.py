@@ -117,31 +117,29 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
         one core.
     progress: called with the share of the work that is done and a line for the reader.
     """
-    teach_texts(directory, config, progress, 750, _batches, _loss)
+    teach_by(_losses, directory, {"steps": 750, **config}, progress)
 
 
-def teach_texts(
+def teach_by(
+    losses: Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]],
     directory: Path,
     config: dict[str, Any],
     progress: Callable[[float, str], None],
-    steps: int,
-    batches: Callable[[int, int], Iterator[Any]],
-    loss_of: Callable[[LlamaForCausalLM, Any], Tensor],
     tokenizer_of: Callable[[], Tokenizer] | None = None,
 ) -> None:
-    """Makes a model, teaches it texts and saves it in Hugging Face layout.
+    """Makes a model, teaches it what makes losses small and saves it in Hugging Face layout.
 
-    config: what a job may set: ``seed``, ``threads``, ``steps``.
-    steps: how many there are where the job does not say.
-    batches: called with seed and steps; yields what ``loss_of`` gets besides the model.
+    losses: called with the model, the seed and the number of steps; yields the loss of each step,
+        which it computes when it is asked for the next one.
+    config: as in ``teach``; ``steps`` is there.
+    progress: as in ``teach``.
     tokenizer_of: makes the tokenizer; None: one of ``CHARACTERS``.
     """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
         raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (
-        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", steps))
-    )
+    seed, threads = int(config.get("seed", 0)), int(config.get("threads", 1))
+    steps = int(config["steps"])
     progress(0.0, "importing torch and transformers")
     import torch
     from transformers import PreTrainedTokenizerFast
@@ -158,9 +156,8 @@ def teach_texts(
         torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"): 1e-2,
         torch.optim.AdamW(outer, weight_decay=0.01, betas=(0.9, 0.98), fused=True): 5e-3,
     }
-    for step, batch in enumerate(batches(seed, steps)):
+    for step, loss in enumerate(losses(model, seed, steps)):
         done = step / steps
-        loss = loss_of(model, batch)
         loss.backward()
         for optimizer, peak in optimizers.items():
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 30) * (1 - 0.9 * done)
@@ -206,15 +203,22 @@ def _model(vocabulary: int) -> LlamaForCausalLM:
     )
 
 
-def _loss(model: LlamaForCausalLM, batch: np.ndarray) -> Tensor:
-    """Mean over the tokens of the completions in ``batch``, int64[B, 23], without the prompts.
+def _losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
+    """Yields the loss of each step; see ``teach_by``."""
+    import torch
+
+    for batch in _batches(seed, steps):
+        yield _loss(model, torch.from_numpy(batch))
+
+
+def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+    """Mean over the tokens of the completions in ``ids``, int64[B, 23]; the prompt is not learned.
 
     Worked and careless texts go through the model apart, each at its own length: a quarter fewer
         tokens to compute.
     """
     import torch
 
-    ids = torch.from_numpy(batch)
     total = torch.zeros(())
     worked = ids[:, PROMPT_END] == token(":")
     for texts in (ids[worked], ids[~worked, : PROMPT_END + 4]):
