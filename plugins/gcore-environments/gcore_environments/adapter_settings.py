@@ -51,7 +51,7 @@ class TextArenaConfig(PlayConfig):
     game: str
     """Its id, such as TicTacToe-v0."""
     players: int = 1
-    """How many the game is begun with. The policy plays all of them."""
+    """How many the game is begun with. The policy plays those for whom no role speaks."""
     options: dict[str, Any] = field(default_factory=dict)
     """What the game is made with."""
 
