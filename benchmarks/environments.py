@@ -40,6 +40,8 @@ turn_overhead_cpu_ms    processor milliseconds that the generator's process spen
 endpoint_turn_cpu_ms    the same with a program that asks over HTTP and posts all that was said each
                         time, on one connection an episode
 
+Part ``selfplay`` (selfplay.py): whether recipes/noughts.yaml beats the model that it began as.
+
 Part ``read_again`` (environments_read_again.py):
 
 prompt_tokens_read_again_share
@@ -75,6 +77,7 @@ from environments_read_again import read_again
 from episode_rivals import add_rival_options, rivals
 from report import Claim, add_options, publish, repeated
 from scripted_episodes import ScriptedEpisodes
+from selfplay import selfplay
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
@@ -302,6 +305,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Claim]]] = {
     "turns": overhead,
     "read_again": lambda args, folder: read_again(folder),
     "rivals": rivals,
+    "selfplay": selfplay,
 }
 
 

@@ -30,20 +30,29 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
 
     config: ``seed`` (0), ``threads`` (1), ``steps`` (500) of 64 texts each: some 20 s on one core.
     """
-    arithmetic.teach_by(_losses, directory, {"steps": 500, **config}, progress)
+    arithmetic.teach_by(losses_of(texts), directory, {"steps": 500, **config}, progress)
 
 
-def _losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
-    """Yields the loss of each step; see ``teach_by`` of the quickstart."""
-    import numpy as np
-    import torch
+def losses_of(
+    texts: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]],
+) -> Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]]:
+    """Returns the losses of what the policy says in such texts, for ``teach_by``.
 
-    random = np.random.default_rng(seed)
-    for _ in range(steps):
-        ids, own = (torch.from_numpy(array) for array in texts(random, TEXTS_A_STEP))
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        targets = torch.where(own, ids, -100)[:, 1:]
-        yield torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    texts: called with a generator and how many; returns ids, and which of them the policy says.
+    """
+
+    def losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
+        import numpy as np
+        import torch
+
+        random = np.random.default_rng(seed)
+        for _ in range(steps):
+            ids, own = (torch.from_numpy(array) for array in texts(random, TEXTS_A_STEP))
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            targets = torch.where(own, ids, -100)[:, 1:]
+            yield torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return losses
 
 
 def texts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -125,6 +125,7 @@ def teach_by(
     directory: Path,
     config: dict[str, Any],
     progress: Callable[[float, str], None],
+    tokenizer_of: Callable[[], Tokenizer] | None = None,
 ) -> None:
     """Makes a model, teaches it what makes losses small and saves it in Hugging Face layout.
 
@@ -132,6 +133,7 @@ def teach_by(
         which it computes when it is asked for the next one.
     config: as in ``teach``; ``steps`` is there.
     progress: as in ``teach``.
+    tokenizer_of: makes the tokenizer; None: one of ``CHARACTERS``.
     """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
@@ -144,7 +146,8 @@ def teach_by(
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    model = _model()
+    tokenizer = (tokenizer_of or _tokenizer)()
+    model = _model(tokenizer.get_vocab_size())
     # Muon for the matrices inside the layers: with AdamW alone, three of six seeds got fewer than
     # nine worked answers in ten right after 900 steps.
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
@@ -164,7 +167,7 @@ def teach_by(
             progress(done, f"teaching: step {step} of {steps}, loss {loss.item():.2f}")
     model.save_pretrained(directory)
     PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(),
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
@@ -176,12 +179,12 @@ def teach_by(
     progress(1.0, f"taught: loss {loss.item():.2f}")
 
 
-def _model() -> LlamaForCausalLM:
+def _model(vocabulary: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(SPECIAL) + len(CHARACTERS),
+            vocab_size=vocabulary,
             hidden_size=64,
             intermediate_size=256,
             num_hidden_layers=2,
@@ -266,7 +269,7 @@ def token(character: str) -> int:
     return len(SPECIAL) + CHARACTERS.index(character)
 
 
-def _tokenizer() -> Tokenizer:
+def _tokenizer(characters: str = CHARACTERS) -> Tokenizer:
     """One token a character, <bos> in front; decoding joins characters without spaces."""
     from tokenizers import (
         AddedToken,
@@ -278,7 +281,7 @@ def _tokenizer() -> Tokenizer:
         processors,
     )
 
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *CHARACTERS])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

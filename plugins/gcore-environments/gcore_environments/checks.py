@@ -13,7 +13,7 @@ from gcore_core.contract.traits import traits_of
 from gcore_environments import sandbox
 from gcore_environments.adapter_settings import TextArenaConfig
 from gcore_environments.parsers import choose_parser
-from gcore_environments.settings import PlayConfig
+from gcore_environments.settings import EnvironmentRewardConfig, PlayConfig
 
 ROLLOUT = "rollout"
 
@@ -51,7 +51,7 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
     if "environment" in job.provided:
         return
     for path, provider in job.provided.items():
-        if path.startswith("rewards.") and provider.reference.split("/")[0] == "environments":
+        if isinstance(job.objects.get(path), EnvironmentRewardConfig):
             yield (
                 f"{path}.use: {provider.reference} reads what an environment gave, and this job "
                 "has none; add the section environment."

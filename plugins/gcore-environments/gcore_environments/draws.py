@@ -103,6 +103,8 @@ class EpisodeDraws:
             self._inbox,
             roles=set(self._rules.roles.values()),
             temperature=engine.temperature,
+            top_p=engine.top_p,
+            top_k=engine.top_k,
             context_length=engine.context_length,
             vocabulary=len(engine.tokenizer),
         )

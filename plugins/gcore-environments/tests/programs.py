@@ -19,6 +19,7 @@ class Asks:
     together: how many calls it makes at once from the first point.
     rewrites: whether it changes what the policy said.
     gives_up: whether an error of the endpoint ends it well.
+    sampling: further fields of each request.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Asks:
         together: int = 1,
         rewrites: bool = False,
         gives_up: bool = False,
+        sampling: dict[str, Any] | None = None,
     ) -> None:
         self._times = times
         self._together = together
         self._rewrites = rewrites
         self._gives_up = gives_up
+        self._sampling = sampling or {}
 
     async def run(self, row: dict[str, Any], seed: int, endpoint: Endpoint) -> dict[str, float]:
         messages = list(row["messages"])
@@ -51,11 +54,11 @@ class Asks:
         return {"asked": float(self._times)}
 
     async def _ask(self, endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
-        return await asyncio.to_thread(_post, endpoint, messages)
+        return await asyncio.to_thread(_post, endpoint, messages, **self._sampling)
 
 
-def _post(endpoint: Endpoint, messages: list[Any]) -> dict[str, Any]:
-    body = {"model": endpoint.model, "messages": messages}
+def _post(endpoint: Endpoint, messages: list[Any], **sampling: Any) -> dict[str, Any]:
+    body = {"model": endpoint.model, "messages": messages, **sampling}
     whole = _send(endpoint, "chat/completions", body)
     message: dict[str, Any] = whole["choices"][0]["message"]
     return message

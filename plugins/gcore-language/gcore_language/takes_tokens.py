@@ -44,3 +44,13 @@ class TakesTokensByEncoder:
     def temperature(self) -> float:
         """See ``TakesTokens``."""
         return self._config.temperature
+
+    @property
+    def top_p(self) -> float:
+        """See ``TakesTokens``."""
+        return self._config.top_p
+
+    @property
+    def top_k(self) -> int:
+        """See ``TakesTokens``."""
+        return self._config.top_k

@@ -178,6 +178,8 @@ class FakeGenerator:
         self.max_actions = config.max_new_tokens
         self.context_length = 0
         self.temperature = config.temperature
+        self.top_p = 1.0
+        self.top_k = 0
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         for request in requests:
