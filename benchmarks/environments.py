@@ -24,7 +24,7 @@ controller_bytes_per_episode
 Part ``asynchronous``:
 
 async_calculator_success_after_min
-                        as calculator_success_after_min, of recipes/calculator_async.yaml
+                        as calculator_sampled_success_after_min, of recipes/calculator_async.yaml
 
 Part ``long``:
 
@@ -39,6 +39,8 @@ turn_overhead_cpu_ms    processor milliseconds that the generator's process spen
                         with an environment in a process of its own; median of rounds
 endpoint_turn_cpu_ms    the same with a program that asks over HTTP and posts all that was said each
                         time, on one connection an episode
+
+Part ``selfplay`` (selfplay.py): whether recipes/noughts.yaml beats the model that it began as.
 
 Part ``read_again`` (environments_read_again.py):
 
@@ -75,6 +77,7 @@ from environments_read_again import read_again
 from episode_rivals import add_rival_options, rivals
 from report import Claim, add_options, publish, repeated
 from scripted_episodes import ScriptedEpisodes
+from selfplay import selfplay
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
@@ -173,7 +176,7 @@ def learned(args: argparse.Namespace, folder: Path) -> list[Claim]:
 def learned_ahead(args: argparse.Namespace, folder: Path) -> list[Claim]:
     """Returns what the calculator's asynchronous runs say."""
     ran = [_run(ASYNCHRONOUS, seed, args.steps, folder) for seed in args.seeds]
-    after = min(rows[-1]["evaluation"]["greedy/right"] for rows, _ in ran)
+    after = min(rows[-1]["evaluation"]["sampled/right"] for rows, _ in ran)
     return [Claim("async_calculator_success_after_min", after, "share", 0.85)]
 
 
@@ -302,6 +305,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], list[Claim]]] = {
     "turns": overhead,
     "read_again": lambda args, folder: read_again(folder),
     "rivals": rivals,
+    "selfplay": selfplay,
 }
 
 

@@ -5,11 +5,12 @@ texts and the same tokenizer, and with generation scripted: only what is around 
 all processes that a side has. The rounds of both sides take turns on one machine. What came out is
 compared token by token, with the marks of what the policy has said.
 
-Ours is an environment in a process of its own. Of verifiers it is an environment that plays the
-user, its train client and its renderer, in front of a server that answers at once; of TRL the loop
-of ``environment_factory``. Each has a second form, the one in which it comes: verifiers with a
-client that is made for each turn, since its programs are started anew; TRL through
-``model.generate``. The claims are against the faster form.
+Ours is an environment in a process of its own; its tool is asynchronous, since others are called in
+a thread. Of verifiers it is an environment that plays the user, its train client and its renderer,
+in front of a server that answers at once; of TRL the loop of ``environment_factory``. Each has a
+second form, the one in which it comes: verifiers with a client that is made for each turn, since
+its programs are started anew; TRL through ``model.generate``. The claims are against the faster
+form.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Talks:
 class Guesses(Tools):
     turn = 0
 
-    def guess(self, number: int) -> str:
+    async def guess(self, number: int) -> str:
         '''Guesses the number.
 
         Args:

@@ -68,6 +68,11 @@ BARS = {
             "rewards.judged.config.config.seed",
         ),
     ),
+    "noughts": Bar(
+        metric="greedy/win",
+        seeds=(*POLICY_SEEDS, "roles.opponent.model.make.config.seed"),
+    ),
+    "reasoning": Bar(metric="greedy/right", seeds=POLICY_SEEDS),
     "refine": Bar(metric="sampled/last", seeds=POLICY_SEEDS),
     # a pretrained model: 0.21 before
     "smollm2/notes": Bar(metric="greedy/kept", least=0.9),

@@ -28,6 +28,8 @@ RECIPES = {
     "agent": ("algorithms", "environments", "report", "sentinel", "torch"),
     "calculator": ("algorithms", "environments", "report", "sentinel", "torch"),
     "calculator_async": ("algorithms", "async", "environments", "report", "sentinel", "torch"),
+    "noughts": ("algorithms", "environments", "report", "sentinel", "torch"),
+    "reasoning": ("algorithms", "environments", "report", "sentinel", "torch"),
     "refine": ("algorithms", "environments", "report", "sentinel", "torch"),
     "smollm2/notes": ("algorithms", "report", "sentinel", "torch"),
     "smollm2/length": ("algorithms", "report", "sentinel", "torch"),
@@ -49,7 +51,8 @@ def learning(recipe: str, names: tuple[str, ...], seed: int) -> Part:
     """Returns the training of a recipe to its end. names: of the distributions of its run."""
     real = "/" in recipe  # in folders are real models, which share code
     own = f"recipes/{recipe.partition('_')[0]}*"  # calculator_async has the calculator's files
-    task = "recipes/calculator" if recipe == "agent" else "recipes/quickstart"
+    of_calculator = recipe in ("agent", "noughts", "reasoning")
+    task = "recipes/calculator" if of_calculator else "recipes/quickstart"
     files = ("recipes/smollm2",) if real else (own, task, "recipes/quickstart")
     return Part(
         name=f"learns-{recipe.replace('/', '-')}-{seed}",

@@ -26,7 +26,17 @@ from tests.parts import CODE, Part  # noqa: E402
 RECIPES = ROOT / "recipes"
 STEPS = 2
 #: Recipes with small models of their own, which `tox run -e nightly` trains to their ends.
-TOYS = ("agent", "calculator", "calculator_async", "digits", "judge", "quickstart", "refine")
+TOYS = (
+    "agent",
+    "calculator",
+    "calculator_async",
+    "digits",
+    "judge",
+    "noughts",
+    "quickstart",
+    "reasoning",
+    "refine",
+)
 NAMES = tuple(sorted(file.stem for file in RECIPES.glob("*.yaml") if file.stem not in TOYS))
 PARTS = tuple(
     Part(

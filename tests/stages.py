@@ -5,10 +5,10 @@
 ``tox run`` runs FIRST, the stages that protect most for their time. ``tox run -e rest`` runs REST:
 every other test that is not slow. A change must pass both.
 
-Each stage has a budget: the minutes that it takes on two quiet cores, from nothing. Its time and
-its budget are printed when it ends. A stage fails when a command of it fails, and when it takes
-four times its budget, by which it hangs: then what it runs is ended. A machine that is busy or
-slow fails no stage. The first stage that fails ends the whole.
+Each stage has a budget: the minutes that it is to take on two quiet cores, from nothing; some take
+more (docs/decisions/tests.md). Its time and its budget are printed when it ends. A stage fails when
+a command of it fails, and when it takes four times its budget, by which it hangs: then what it runs
+is ended. A machine that is busy or slow fails no stage. The first stage that fails ends the whole.
 """
 
 from __future__ import annotations

@@ -133,6 +133,7 @@ def convert(modules: list[Module]) -> None:
         for name, node in module.classes().items():
             convert_class(module, node, claims.get(name, {}), names, having)
         convert_asking(module)
+        leave_contracts(module)
 
 
 # -- descriptions ----------------------------------------------------------------------------------
@@ -229,6 +230,23 @@ def drop_keywords(module: Module, node: ast.Call) -> None:
         if module.source[last : last + 1] == b"\n":
             first = module.source.rfind(b"\n", 0, first)
         module.edits.append((first, last, ""))
+
+
+# -- contract tests --------------------------------------------------------------------------------
+
+
+def leave_contracts(module: Module) -> None:
+    """Says what to write for the capabilities that contract tests name."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                targets = statement.targets if isinstance(statement, ast.Assign) else ()
+                if "capabilities" in map(last_word, targets):
+                    module.leave(statement, "write traits = Traits(...), with the words as fields")
+        elif isinstance(node, ast.Call) and last_word(node.func) == "claims":
+            for word in literal_words(ast.Tuple(node.args)) or ():
+                if word in FORMER_WORDS:
+                    module.leave(node, f"write @claims({FORMER_WORDS[word]!r})")
 
 
 # -- config classes --------------------------------------------------------------------------------

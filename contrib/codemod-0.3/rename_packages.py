@@ -132,7 +132,9 @@ _IMPORT_AS = re.compile(r"\bimport gcore_core as (\w+)")
 _PACKAGES = "|".join(sorted((old for old in MODULES if "." not in old), key=len, reverse=True))
 #: No part of a longer name or of a path; no keyword, no variable.
 _MODULE = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, MODULES))})(?!\w| *=[^=])")
-_DISTRIBUTION = re.compile(rf"(?<![\w-])({_PACKAGES.replace('_', '-')})(?:\[([^]]*)\])?(?![\w-])")
+_DISTRIBUTION = re.compile(
+    rf"(?<![\w-])({_PACKAGES.replace('_', '-')})(?:\[([\w, -]*)\])?(?![\w-])"
+)
 _CORE = re.compile(r"(?<![\w-])gcore-core\[(\w+)\]")
 _NEW = re.compile(r"(?<![\w-])(g-core|-m gcore_core) +plugins +new(?![\w-])")
 

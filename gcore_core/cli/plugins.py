@@ -243,6 +243,7 @@ def inspect_plugin(name: str) -> Report:
     from gcore_core.config.plugins import Plugins
     from gcore_core.config.unwritten import optional_methods, unwritten
     from gcore_core.contract.errors import GcoreError
+    from gcore_core.contract.traits import Traits
 
     report = Report()
     plugins = Plugins()
@@ -262,7 +263,7 @@ def inspect_plugin(name: str) -> Report:
     places = list(unwritten(f"{plugin.module}:"))
     for item in plugins.provided_by(plugin.name):
         _check_provider(item, report)
-        traits = default_traits(item.spec.config)
+        traits = default_traits(item.spec.config) or Traits()
         report.problems += [
             f"{item.kind} {item.reference}: {text}." for text in traits.misplaced(item.kind)
         ]

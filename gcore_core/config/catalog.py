@@ -267,10 +267,13 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
     for plugin, _ in declared:
         owners.setdefault(plugin.name, []).append(plugin)
     rows = []
+    required: dict[str, tuple[str, ...]] = {}  # metadata are parsed at each use
     for plugin, distribution in declared:
         requires = None
         if distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
-            requires = _requirements_on_the_core(distribution)
+            if plugin.distribution not in required:
+                required[plugin.distribution] = _requirements_on_the_core(distribution)
+            requires = required[plugin.distribution]
         clashes = tuple(other.owner for other in owners[plugin.name] if other is not plugin)
         rows.append(_Found(plugin=plugin, requires=requires, clashes=clashes))
     disabled = os.environ.get("G_CORE_PLUGINS") == "off"
@@ -285,8 +288,9 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
     """
     plugins_of: dict[str, tuple[list[Installed], Distribution]] = {}
     for distribution in _with_group(path):
-        name = _normal(distribution.metadata["Name"] or "(nameless)")
-        version = distribution.version or ""
+        metadata = distribution.metadata  # parsed at each use
+        name = _normal(metadata["Name"] or "(nameless)")
+        version = metadata["Version"] or ""
         place = str(distribution.locate_file(""))
         if name in plugins_of:
             rows, first = plugins_of[name]

@@ -34,15 +34,17 @@ def find(name: str, *, where: str) -> catalog.Installed:
 def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
     """Describes one provider as plain data.
 
-    ``needs`` says whether the interpreter meets each requirement.
+    ``needs`` says whether the interpreter meets each requirement. ``traits`` is None where they
+    depend on a setting without a default.
     """
     unmet = dict(interpreter.unmet(item.spec.needs))
+    traits = default_traits(item.spec.config)
     return {
         "kind": item.kind,
         "name": item.reference,
         "summary": item.spec.summary,
         "factory": item.spec.factory,
-        "traits": set_traits(default_traits(item.spec.config)),
+        "traits": None if traits is None else set_traits(traits),
         "needs": [
             {"requirement": need, "met": need not in unmet, "found": unmet.get(need)}
             for need in item.spec.needs
@@ -51,12 +53,29 @@ def described(item: Provided, interpreter: Interpreter) -> dict[str, Any]:
     }
 
 
-def default_traits(config: type | None) -> Traits:
-    """Returns the traits under default settings; none where a setting has to be given."""
-    try:
-        return traits_of(config() if config else None)
-    except (TypeError, ValueError, GcoreError):
+def default_traits(config: type | None) -> Traits | None:
+    """Returns the traits under default settings; None where they depend on one without a default.
+
+    The defaults are not checked: a job need not keep them.
+    """
+    if config is None:
         return Traits()
+    made: Any = object.__new__(config)
+    for field in dataclasses.fields(config):
+        default = _default_of(field)
+        if default is not dataclasses.MISSING:
+            object.__setattr__(made, field.name, default)
+    try:
+        return traits_of(made)
+    except GcoreError:
+        return None
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns a field's default; MISSING where it must be given."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def set_traits(traits: Traits) -> dict[str, Any]:
@@ -75,7 +94,9 @@ def text(item: dict[str, Any]) -> Iterator[str]:
     yield f"{item['kind']} {item['name']}: {item['summary']}"
     if item["factory"]:
         yield f"  factory: {item['factory']}"
-    if item["traits"]:
+    if item["traits"] is None:
+        yield "  traits: depend on a setting without a default"
+    elif item["traits"]:
         words = [
             name if value is True else f"{name}={value}" for name, value in item["traits"].items()
         ]
@@ -103,9 +124,7 @@ def settings(config: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
         if dataclasses.is_dataclass(types[field.name]):
             yield from settings(types[field.name], f"{name}.")
             continue
-        default: Any = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
+        default = _default_of(field)
         required = default is dataclasses.MISSING
         yield {
             "name": name,

@@ -164,6 +164,14 @@ class TakesTokens(Protocol):
     def temperature(self) -> float:
         """The temperature of what is not greedy, by the settings."""
 
+    @property
+    def top_p(self) -> float:
+        """The share of probability that it samples from, by the settings; 1: all tokens."""
+
+    @property
+    def top_k(self) -> int:
+        """How many of the likeliest tokens it samples from, by the settings; 0: all."""
+
 
 @runtime_checkable
 class ReceivesWeights(Protocol):

@@ -31,7 +31,7 @@ The forms that a record has on its way, each named by (ordinal, sample):
     RecordTrace    contract/run_files.py       a controller, for the trace               placement policies, commands that read traces
     ScoredRecord   contract/scorer.py          the scorer's worker, of a Header          rewards
     RewardWork     workers/overruns.py         the scorer's worker, of a Header          its node's agent, the process that comes next
-    Question       contract/questions.py       a reward that asks a role                 the scorer's worker, which asks for the answers
+    Question       contract/questions.py       a reward or environment that asks a role  the worker of it, which asks for the answers
     RecordScore    contract/records.py         the scorer's worker                       the ledger of a controller
     Facts          contract/records.py         a controller, of a Header                 the lead, for the balancer
     TrainItem      runtime/messages.py         a controller, of Header and Assignment    workers of trainers and annotators

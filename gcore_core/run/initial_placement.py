@@ -69,14 +69,15 @@ class Placed:
 
     @property
     def note(self) -> str:
-        """Says which generators cannot sleep, where the policy may move devices; else ""."""
+        """Says which generators cannot sleep in a rollout, where devices may move; else ""."""
         needs = self.window.needs
         unable = [
             role for role, need in needs.items() if need.kind == "generator" and not need.sleeps
         ]
         if not self.moves or not unable:
             return ""
-        return f"{', '.join(unable)} cannot sleep, so generators never take turns on a device"
+        names = ", ".join(unable)
+        return f"{names} cannot sleep in a rollout, so no generators take turns on a device"
 
     def node_of(self, role: str, rank: int) -> str:
         """Returns the name of the node that a role's worker runs on; the first where none was

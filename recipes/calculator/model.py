@@ -6,7 +6,7 @@ adder said. It learned to say what the policy says, not what it is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from gcore_core.contract.factories import import_file
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
+    from transformers import LlamaForCausalLM
 
 arithmetic = import_file(Path(__file__).parents[1] / "quickstart" / "arithmetic.py")
 
@@ -28,52 +30,29 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
 
     config: ``seed`` (0), ``threads`` (1), ``steps`` (500) of 64 texts each: some 20 s on one core.
     """
-    unknown = sorted(set(config) - {"seed", "threads", "steps"})
-    if unknown:
-        raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (
-        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 500))
-    )
-    progress(0.0, "importing torch and transformers")
-    import numpy as np
-    import torch
-    from transformers import PreTrainedTokenizerFast
+    arithmetic.teach_by(losses_of(texts), directory, {"steps": 500, **config}, progress)
 
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    model = arithmetic._model()
-    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
-    outer = [p for name, p in model.named_parameters() if p.ndim == 1 or ".layers." not in name]
-    optimizers = {
-        torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"): 1e-2,
-        torch.optim.AdamW(outer, weight_decay=0.01, betas=(0.9, 0.98), fused=True): 5e-3,
-    }
-    random = np.random.default_rng(seed)
-    for step in range(steps):
-        done = step / steps
-        ids, own = (torch.from_numpy(array) for array in texts(random, TEXTS_A_STEP))
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        targets = torch.where(own, ids, -100)[:, 1:]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss.backward()
-        for optimizer, peak in optimizers.items():
-            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 30) * (1 - 0.9 * done)
-            optimizer.step()
-            optimizer.zero_grad()
-        if step % 20 == 0:
-            progress(done, f"teaching: step {step} of {steps}, loss {loss.item():.2f}")
-    model.save_pretrained(directory)
-    PreTrainedTokenizerFast(
-        tokenizer_object=arithmetic._tokenizer(),
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=128,
-    ).save_pretrained(directory)
-    progress(1.0, f"taught: loss {loss.item():.2f}")
+
+def losses_of(
+    texts: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]],
+) -> Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]]:
+    """Returns the losses of what the policy says in such texts, for ``teach_by``.
+
+    texts: called with a generator and how many; returns ids, and which of them the policy says.
+    """
+
+    def losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
+        import numpy as np
+        import torch
+
+        random = np.random.default_rng(seed)
+        for _ in range(steps):
+            ids, own = (torch.from_numpy(array) for array in texts(random, TEXTS_A_STEP))
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+            targets = torch.where(own, ids, -100)[:, 1:]
+            yield torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    return losses
 
 
 def texts(random: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -41,47 +41,15 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
     config: ``seed`` (0), ``threads`` (1), ``steps`` (900) of 64 texts each: about half a minute on
     one core. Fewer make a worse judge, for those who want to see what comes of it.
     """
-    unknown = sorted(set(config) - {"seed", "threads", "steps"})
-    if unknown:
-        raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (
-        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 900))
-    )
-    progress(0.0, "importing torch and transformers")
-    import torch
-    from transformers import PreTrainedTokenizerFast
+    arithmetic.teach_by(_losses, directory, {"steps": 900, **config}, progress)
 
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    model = arithmetic._model()
-    inner = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
-    outer = [p for name, p in model.named_parameters() if p.ndim == 1 or ".layers." not in name]
-    optimizers = {
-        torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"): 1e-2,
-        torch.optim.AdamW(outer, weight_decay=0.01, betas=(0.9, 0.98), fused=True): 5e-3,
-    }
-    for step, batch in enumerate(texts(seed, steps)):
-        done = step / steps
-        loss = _loss(model, torch.from_numpy(batch))
-        loss.backward()
-        for optimizer, peak in optimizers.items():
-            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 30) * (1 - 0.9 * done)
-            optimizer.step()
-            optimizer.zero_grad()
-        if step % 20 == 0:
-            progress(done, f"teaching the judge: step {step} of {steps}, loss {loss.item():.3f}")
-    model.save_pretrained(directory)
-    PreTrainedTokenizerFast(
-        tokenizer_object=arithmetic._tokenizer(),
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_max_length=128,
-    ).save_pretrained(directory)
-    progress(1.0, f"taught: loss {loss.item():.3f}")
+
+def _losses(model: Any, seed: int, steps: int) -> Iterator[Tensor]:
+    """Yields the loss of each step; see ``teach_by`` of the quickstart."""
+    import torch
+
+    for batch in texts(seed, steps):
+        yield _loss(model, torch.from_numpy(batch))
 
 
 def _loss(model: Any, ids: Tensor) -> Tensor:

@@ -117,19 +117,37 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
         one core.
     progress: called with the share of the work that is done and a line for the reader.
     """
+    teach_by(_losses, directory, {"steps": 750, **config}, progress)
+
+
+def teach_by(
+    losses: Callable[[LlamaForCausalLM, int, int], Iterator[Tensor]],
+    directory: Path,
+    config: dict[str, Any],
+    progress: Callable[[float, str], None],
+    tokenizer_of: Callable[[], Tokenizer] | None = None,
+) -> None:
+    """Makes a model, teaches it what makes losses small and saves it in Hugging Face layout.
+
+    losses: called with the model, the seed and the number of steps; yields the loss of each step,
+        which it computes when it is asked for the next one.
+    config: as in ``teach``; ``steps`` is there.
+    progress: as in ``teach``.
+    tokenizer_of: makes the tokenizer; None: one of ``CHARACTERS``.
+    """
     unknown = sorted(set(config) - {"seed", "threads", "steps"})
     if unknown:
         raise ValueError(f"teach knows seed, threads and steps, not {', '.join(unknown)}")
-    seed, threads, steps = (
-        int(config.get(*item)) for item in (("seed", 0), ("threads", 1), ("steps", 750))
-    )
+    seed, threads = int(config.get("seed", 0)), int(config.get("threads", 1))
+    steps = int(config["steps"])
     progress(0.0, "importing torch and transformers")
     import torch
     from transformers import PreTrainedTokenizerFast
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    model = _model()
+    tokenizer = (tokenizer_of or _tokenizer)()
+    model = _model(tokenizer.get_vocab_size())
     # Muon for the matrices inside the layers: with AdamW alone, three of six seeds got fewer than
     # nine worked answers in ten right after 900 steps.
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
@@ -138,9 +156,8 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
         torch.optim.Muon(inner, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"): 1e-2,
         torch.optim.AdamW(outer, weight_decay=0.01, betas=(0.9, 0.98), fused=True): 5e-3,
     }
-    for step, batch in enumerate(_batches(seed, steps)):
+    for step, loss in enumerate(losses(model, seed, steps)):
         done = step / steps
-        loss = _loss(model, torch.from_numpy(batch))
         loss.backward()
         for optimizer, peak in optimizers.items():
             optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 30) * (1 - 0.9 * done)
@@ -150,7 +167,7 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
             progress(done, f"teaching: step {step} of {steps}, loss {loss.item():.2f}")
     model.save_pretrained(directory)
     PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(),
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token="<eos>",
@@ -162,12 +179,12 @@ def teach(directory: Path, config: dict[str, Any], progress: Callable[[float, st
     progress(1.0, f"taught: loss {loss.item():.2f}")
 
 
-def _model() -> LlamaForCausalLM:
+def _model(vocabulary: int) -> LlamaForCausalLM:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(SPECIAL) + len(CHARACTERS),
+            vocab_size=vocabulary,
             hidden_size=64,
             intermediate_size=256,
             num_hidden_layers=2,
@@ -184,6 +201,14 @@ def _model() -> LlamaForCausalLM:
             tie_word_embeddings=False,
         )
     )
+
+
+def _losses(model: LlamaForCausalLM, seed: int, steps: int) -> Iterator[Tensor]:
+    """Yields the loss of each step; see ``teach_by``."""
+    import torch
+
+    for batch in _batches(seed, steps):
+        yield _loss(model, torch.from_numpy(batch))
 
 
 def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
@@ -244,7 +269,7 @@ def token(character: str) -> int:
     return len(SPECIAL) + CHARACTERS.index(character)
 
 
-def _tokenizer() -> Tokenizer:
+def _tokenizer(characters: str = CHARACTERS) -> Tokenizer:
     """One token a character, <bos> in front; decoding joins characters without spaces."""
     from tokenizers import (
         AddedToken,
@@ -256,7 +281,7 @@ def _tokenizer() -> Tokenizer:
         processors,
     )
 
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *CHARACTERS])}
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.add_special_tokens([AddedToken(word, special=True) for word in SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -16,6 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -80,8 +81,8 @@ def top_words() -> set[str]:
 
 def never_called() -> list[str]:
     """Words that nothing calls, without the provisional ones."""
-    by_core = _names(_core())
-    by_backends = _names(_plugins())
+    by_core = _names(tuple(_core()))
+    by_backends = _names(tuple(_plugins()))
     return sorted(top_words() - _named()) + sorted(
         str(word)
         for word in words()
@@ -165,6 +166,7 @@ def _contrib() -> list[Path]:
     return [*(ROOT / "contrib").glob("*/gcore_*/**/*.py")]
 
 
+@cache
 def _named() -> set[str]:
     """Every name that code reads or imports, every text, and every word of the templates."""
     found: set[str] = set()
@@ -183,7 +185,8 @@ def _named() -> set[str]:
     return found
 
 
-def _names(paths: list[Path]) -> set[str]:
+@cache
+def _names(paths: tuple[Path, ...]) -> set[str]:
     """Every attribute, keyword and text of the modules."""
     found: set[str] = set()
     for path in paths:

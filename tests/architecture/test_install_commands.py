@@ -29,7 +29,11 @@ PAGES = [
 SHOWN = {"docs/how-to/venvs.md"}
 COMMAND = re.compile(r"pip install ([^`\n]*(?:\n {2,}'[^`\n]*)?)")
 #: What ``roles``, ``rewards`` and ``data`` of a recipe need beyond their plugin.
-EXTRAS = {"data/hub": "gcore-data[hub]", "rewards/math": "gcore-rewards[math]"}
+EXTRAS = {
+    "data/hub": "gcore-data[hub]",
+    "environments/reasoning": "gcore-environments[reasoning]",
+    "rewards/math": "gcore-rewards[math]",
+}
 
 
 def facts(project: Path) -> dict[str, Any]:

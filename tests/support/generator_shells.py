@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gcore_core.store.server import SlabService, StoreSpec
 from gcore_core.wire.in_process import InlineNetwork
 from gcore_core.wire.service import Service
 from gcore_core.workers.generator import GeneratorShell
+from gcore_core.workers.role_sampler import RoleSampler
 from gcore_core.workers.sleep_note import SleepNote
 
 _SECRET = b"s" * 32
@@ -26,11 +28,12 @@ async def shell_around(
     directory: Path,
     note: SleepNote | None = None,
     draws: Draws | None = None,
+    asked: Sequence[RoleSampler] = (),
     **settings: Any,
 ) -> GeneratorShell:
     """Returns the shell ``rollout.0`` of a generator, whose store lies in the directory.
 
-    note, draws: as of ``GeneratorShell``.
+    note, draws, asked: as of ``GeneratorShell``.
     settings: of ``GeneratorSettings``.
     """
     network = InlineNetwork()
@@ -44,7 +47,15 @@ async def shell_around(
     datasets = {"train": dataset, "evaluation": dataset}
     made = GeneratorSettings(run=RunSettings(), batch_s=0.0, **settings)
     shell = GeneratorShell(
-        generator, datasets, writer, ThreadCompute(), view, made, note=note, draws=draws
+        generator,
+        datasets,
+        writer,
+        ThreadCompute(),
+        view,
+        made,
+        note=note,
+        draws=draws,
+        asked=asked,
     )
     shell.register(Service("rollout.0"))
     return shell

@@ -50,13 +50,22 @@ def build_wheels(work: Path) -> Path:
                 shutil.copy(project / name, source)
         for package in project.glob("gcore*/__init__.py"):
             shutil.copytree(package.parent, source / package.parent.name, ignore=LEFT_OUT)
-        subprocess.run(
-            [sys.executable, "-c", BUILD, str(folder)],
-            cwd=source,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        build_wheel(source, folder)
     return folder
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Builds the wheel of a project into a folder, as pip does; returns the wheel."""
+    folder.mkdir(exist_ok=True)
+    before = set(folder.iterdir())
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)],
+        cwd=source,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (built,) = set(folder.iterdir()) - before
+    return built
 
 
 def make_venv(root: Path, wheels: Path, requirements: Iterable[str]) -> Path:
@@ -79,9 +88,17 @@ def make_venv(root: Path, wheels: Path, requirements: Iterable[str]) -> Path:
 
 def make_editable(programs: Path, project: Path) -> None:
     """Installs a project, as ``pip install -e`` does, into a venv that has what it needs."""
+    _pip(programs, "install", "--no-deps", "--no-build-isolation", "-e", str(project))
+
+
+def install_wheel(programs: Path, wheel: Path) -> None:
+    """Installs a wheel into a venv that has what it needs; pip fails where anything lacks."""
+    _pip(programs, "install", str(wheel))
+
+
+def _pip(programs: Path, command: str, *words: str) -> None:
     pip = [sys.executable, "-m", "pip", "--isolated", "-q", "--python", str(programs / "python")]
-    words = ["install", "--no-index", "--no-deps", "--no-build-isolation", "-e", str(project)]
-    subprocess.run([*pip, *words], check=True)
+    subprocess.run([*pip, command, "--no-index", *words], check=True)
 
 
 def third_party(requirements: Iterable[Requirement], wheels: Path) -> Iterator[Distribution]:

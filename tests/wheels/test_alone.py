@@ -10,8 +10,10 @@ say what is missing.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,6 +206,7 @@ CASES = (
             g_core("diff", RUN, RUN),
             g_core("trace", RUN),
             g_core("logs", RUN),
+            g_core("watch", "--help"),
         ),
     ),
     fakes("gcore-rewards", "rewards.same={use: rewards/exact-match}"),
@@ -231,7 +234,13 @@ CASES = (
         plugin="teacher",
         two=(POLICY, "roles.teacher.slots=2"),
     ),
-    commands("gcore-testing", ("-m", "pytest", "-q", "contract.py")),
+    commands(
+        "gcore-testing",
+        ("-m", "pytest", "-q", "contract.py"),
+        g_core("new", "mine", "--kind", "reward"),
+        g_core("conformance", "core"),
+        plugin="conformance",
+    ),
     models("gcore-torch", two=(POLICY, ROLLOUT), is_slow=False),
     lacking(
         "gcore-report",
@@ -240,6 +249,22 @@ CASES = (
         plugin="trackers",
         code=2,
     ),
+    commands(
+        "gcore-placement",
+        g_core("simulate", "--devices", "16", "--steps", "2", "--workload", "steady"),
+        plugin="simulate",
+    ),
+    Alone(
+        name="gcore-tools",
+        plugin="checkpoint",
+        settings=("checkpoint={every: 1}",),
+        commands=(
+            g_core("checkpoint", "list", RUN),
+            g_core("hash", RUN),
+            g_core("export", RUN, "--to", "weights"),
+        ),
+    ),
+    commands("gcore-tools", g_core("recipes"), plugin="recipes"),
     commands("gcore-tools", g_core("venv", "list"), plugin="venv"),
     commands("gcore-tools", g_core("plan", FAKES), plugin="plan"),
     commands("gcore-tools", g_core("doctor", "--json"), plugin="doctor"),
@@ -287,6 +312,9 @@ def test_a_distribution_runs_with_what_it_declares(
     kit = ("gcore-testing",) if FAKES in named else ()  # it has the fakes
     python = make_venv(tmp_path / "venv", wheels, [case.name, *case.also, *kit]) / "python"
     job = [case.job, *(setting.replace("HERE", here()) for setting in case.settings)]
+    listing = run_outside(python, *g_core("plugins"), directory=folder)
+    for name in plugins_of(case.name):
+        assert re.search(rf"^{name} +ok +{case.name.partition('[')[0]} ", listing, re.M), listing
     if case.lacks:
         said = run_outside(python, *g_core("check", *job), directory=folder, code=case.code)
         assert case.lacks in said and "Traceback" not in said
@@ -299,6 +327,23 @@ def test_a_distribution_runs_with_what_it_declares(
         run_outside(python, *g_core("run", *job, *case.two), directory=folder)
 
 
-def test_every_distribution_is_tried_alone() -> None:
-    names = {project.name if project != REPOSITORY else "gcore-core" for project in projects()}
+def test_every_distribution_and_every_plugin_is_tried_alone() -> None:
+    names = {name_of(project) for project in projects()}
     assert {case.name.partition("[")[0] for case in CASES} == names
+    tried = {case.plugin or case.name.removeprefix("gcore-") for case in CASES}
+    commands = (words for case in CASES for words in case.commands)
+    tried |= {words[2] for words in commands if words[:2] == g_core()}
+    assert {plugin for name in names for plugin in plugins_of(name)} - tried == set()
+
+
+def name_of(project: Path) -> str:
+    """The name of the distribution of a folder."""
+    return "gcore-core" if project == REPOSITORY else project.name
+
+
+def plugins_of(name: str) -> list[str]:
+    """The plugins of a distribution, with extras or without, as its project says."""
+    (project,) = (one for one in projects() if name_of(one) == name.partition("[")[0])
+    text = (project / "pyproject.toml").read_text(encoding="utf-8")
+    points = tomllib.loads(text)["project"].get("entry-points", {})
+    return sorted(points.get("gcore", {}))

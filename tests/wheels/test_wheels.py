@@ -15,6 +15,8 @@ from tests.support import runs
 from tests.support.scaffolds import ANSWERS, fill_in
 from tests.support.wheels import (
     REPOSITORY,
+    build_wheel,
+    install_wheel,
     make_editable,
     make_venv,
     projects,
@@ -26,6 +28,19 @@ from tests.support.wheels import (
 DATA = (".txt", ".tmpl", ".typed", ".md", ".json", ".yaml", ".html", ".j2")
 #: package -> those that its wheel holds besides
 MORE_PACKAGES = {"gcore_tools": ("gcore",)}
+#: A job that trains in an environment that somebody else has written.
+OUTSIDE = """\
+run: {name: outside, steps: 3, seed: 3}
+data: {use: core/jsonl, config: {path: rows.jsonl}}
+environment: {use: outside, config: {turns: 2}}
+advantage: {use: fake}
+objective: {use: fake}
+roles:
+  policy: {use: fake}
+  rollout: {use: fake}
+rewards: {length: {use: core/function, config: {path: length.py, name: length}}}
+local: [fake.py]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +64,7 @@ def outside(tmp_path: Path) -> Path:
         roles={"policy": {"use": "fake"}, "rollout": {"use": "fake"}},
     )
     (tmp_path / "fake.py").write_text("from gcore_testing.fake import *\n")
+    (tmp_path / "length.py").write_text("def length(record):\n    return len(record.text) % 3\n")
     (tmp_path / "job.yaml").write_text(json.dumps({**job, "local": ["fake.py"]}))
     return tmp_path
 
@@ -165,6 +181,25 @@ def test_a_plugin_from_the_templates_is_tested_where_only_wheels_are(
     before = run_outside(programs / "python", *tests, directory=directory, code=1)
     assert "NotImplementedError" in before
     fill_in(directory, ANSWERS[kind])
+    run_outside(programs / "python", *tests, directory=directory)
+
+
+def test_an_environment_from_outside_is_installed_by_pip_and_named_in_ten_lines(
+    wheels: Path, outside: Path, tmp_path: Path
+) -> None:
+    """It is a wheel of its own; three steps of a job train on it, and it keeps its contract."""
+    directory = writing.write("outside", "environment", tmp_path / "source").directory
+    fill_in(directory, ANSWERS["environment"])
+    programs = make_venv(tmp_path / "venv", wheels, ["gcore-testing"])
+    install_wheel(programs, build_wheel(directory, tmp_path / "built"))
+    assert len(OUTSIDE.splitlines()) == 10
+    (outside / "job.yaml").write_text(OUTSIDE)
+    (outside / "rows.jsonl").write_text("".join(f'{{"prompt": "{row}"}}\n' for row in range(4)))
+    listing = run_outside(programs / "g-core", "plugins", directory=outside)
+    assert re.search(r"^outside +ok +gcore-outside ", listing, re.M), listing
+    run_outside(programs / "g-core", "run", "job.yaml", directory=outside)
+    assert last_step(outside / "runs/outside/001") == 3
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory / "tests")]
     run_outside(programs / "python", *tests, directory=directory)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gcore_async.conditions import why_pushes_wait
 from gcore_core.contract.job_settings import ROLLOUT
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
@@ -32,8 +33,12 @@ def _sleep(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
 
 
 def _in_flight(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
-    """Pushes come while samples run only where these can go on through them."""
-    if job.objects["controller"].midway == "wait" or plan["run"]["deterministic"]:
+    """Pushes come while samples run only where these can go on through them.
+
+    Whether devices move is not known yet.
+    """
+    deterministic = plan["run"]["deterministic"]
+    if why_pushes_wait(job.objects["controller"], deterministic=deterministic, moves=False):
         return
     rollout = job.provided[f"roles.{ROLLOUT}"]
     if not traits_of(job.objects[f"roles.{ROLLOUT}"]).midway_weights:

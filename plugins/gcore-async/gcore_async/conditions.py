@@ -5,9 +5,13 @@ What can be known before processes start, ``g-core check`` says: see ``checks``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gcore_async.config import AsyncConfig
 from gcore_core.contract.errors import ConfigError
-from gcore_core.kits.programs import ControllerContext
+
+if TYPE_CHECKING:  # a check needs no more than the settings
+    from gcore_core.kits.programs import ControllerContext
 
 
 def refuse(context: ControllerContext) -> None:
@@ -20,21 +24,27 @@ def refuse(context: ControllerContext) -> None:
         )
 
 
-def why_pushes_wait(config: AsyncConfig, context: ControllerContext) -> str:
-    """Returns why pushes wait for samples that run, as ``midway: wait`` has it; "": they do not."""
+def why_pushes_wait(config: AsyncConfig, *, deterministic: bool, moves: bool) -> str:
+    """Returns why pushes wait for samples that run, as ``midway: wait`` has it; "": they do not.
+
+    deterministic: as ``run.deterministic`` says.
+    moves: whether the placement policy may move devices.
+    """
     if config.midway == "wait":
         return "controller.config.midway is wait"
-    if context.facts.run.deterministic:
+    if deterministic:
         return "in a deterministic run the clock must not say when a push comes"
-    if context.facts.placement is not None:
+    if moves:
         return "the placement policy moves devices then"
     return ""
 
 
-def notes_at_start(config: AsyncConfig, context: ControllerContext) -> list[str]:
-    """Returns what a person should know of pushes that wait and of several updates a step."""
+def notes_at_start(config: AsyncConfig, why: str) -> list[str]:
+    """Returns what a person should know of pushes that wait and of several updates a step.
+
+    why: pushes wait; "": they do not.
+    """
     notes = []
-    why = why_pushes_wait(config, context)
     if why and config.midway != "wait":
         notes.append(f"pushes wait for samples that run (controller.config.midway), since {why}")
     updates = config.traits().updates_per_step if config.ahead else 1

@@ -25,7 +25,10 @@ class AsynchronousController(StepProgram):
     def __init__(self, config: AsyncConfig, context: ControllerContext) -> None:
         refuse(context)
         self._config = config
-        self._pushes_wait = bool(why_pushes_wait(config, context))
+        facts = context.facts
+        self._why_pushes_wait = why_pushes_wait(
+            config, deterministic=facts.run.deterministic, moves=facts.placement is not None
+        )
         super().__init__(config, context)
 
     def make_schedule(self, _: SyncConfig) -> Schedule:
@@ -46,7 +49,7 @@ class AsynchronousController(StepProgram):
         taken = await self.take(step)
         watch.lap("rollout")
         trained = await self.train(step, taken, watch)
-        if self._pushes_wait:
+        if self._why_pushes_wait:
             await self.producer.drain()
         watch.lap("drain")
         taken = self.producer.seal(taken)
@@ -55,5 +58,5 @@ class AsynchronousController(StepProgram):
     def _notes(self, step: int) -> list[str]:
         notes = super()._notes(step)
         if step == self.context.facts.start_step:
-            notes += notes_at_start(self._config, self.context)
+            notes += notes_at_start(self._config, self._why_pushes_wait)
         return notes

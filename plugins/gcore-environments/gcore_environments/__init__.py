@@ -23,6 +23,8 @@ from gcore_environments.adapter_settings import (
     McpConfig,
     OpenEnvConfig,
     ReasoningConfig,
+    ReasoningRewardConfig,
+    ReasoningRowsConfig,
     TextArenaConfig,
 )
 from gcore_environments.advantages import TurnsConfig
@@ -74,6 +76,12 @@ def gcore_datasets() -> Iterable[DatasetProvider]:
         factory="gcore_environments.numbered_rows:Numbers",
         config=NumbersConfig,
     )
+    yield DatasetProvider(
+        name="reasoning",
+        summary="questions of reasoning-gym with their answers",
+        factory="gcore_environments.reasoning:ReasoningRows",
+        config=ReasoningRowsConfig,
+    )
 
 
 @hookimpl
@@ -82,6 +90,12 @@ def gcore_rewards() -> Iterable[RewardProvider]:
         summary="what the environment gave in an episode: a named reward, or the sum",
         factory="gcore_environments.rewards:EnvironmentReward",
         config=EnvironmentRewardConfig,
+    )
+    yield RewardProvider(
+        name="reasoning",
+        summary="the score of an answer by the task of reasoning-gym that has asked",
+        factory="gcore_environments.reasoning:ReasoningReward",
+        config=ReasoningRewardConfig,
     )
 
 

@@ -51,7 +51,7 @@ class TextArenaConfig(PlayConfig):
     game: str
     """Its id, such as TicTacToe-v0."""
     players: int = 1
-    """How many the game is begun with. The policy plays all of them."""
+    """How many the game is begun with. The policy plays those for whom no role speaks."""
     options: dict[str, Any] = field(default_factory=dict)
     """What the game is made with."""
 
@@ -69,30 +69,105 @@ class TextArenaConfig(PlayConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningConfig(PlayConfig):
-    """A task of reasoning-gym. ``python`` has the distribution reasoning-gym."""
+class QuestionsConfig:
+    """Questions of reasoning-gym. ``python`` has the distribution reasoning-gym."""
 
     task: str
-    """Its name there, such as chain_sum; a row's field ``task`` goes before it."""
+    """The task's name there, such as chain_sum; a row's field ``task`` goes before it."""
     size: int = 4096
     """How many questions there are; a row's field ``number`` says which is asked."""
     questions_seed: int = 0
     """Seed of the questions."""
     options: dict[str, Any] = field(default_factory=dict)
     """What the task is made with, such as how hard it is."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"must be at least 1, is {self.size}", where="size")
+
+    def words(self) -> dict[str, Any]:
+        """Returns what the adapter's classes are made with."""
+        names = ("task", "size", "questions_seed", "options")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningConfig(QuestionsConfig, PlayConfig):
+    """A task of reasoning-gym. ``python`` has the distribution reasoning-gym."""
+
+    levels: list[dict[str, Any]] = field(default_factory=list)
+    """What the task is made with on each level, besides ``options``: an answer that is worth 1 is
+    followed by a question of the next level. Empty: one question an episode.
+    """
     begin: str = ""
     """What stands before the answer in a reply. Empty: the whole reply is the answer."""
     end: str = ""
     """What stands behind it."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.size < 1:
-            raise ConfigError(f"must be at least 1, is {self.size}", where="size")
+        QuestionsConfig.__post_init__(self)
+        PlayConfig.__post_init__(self)
+        if len(self.levels) > self.turns:
+            raise ConfigError(
+                f"an episode has at most {self.turns} turns, and there are {len(self.levels)} "
+                "levels",
+                where="levels",
+                todo=f"set turns to {len(self.levels)} or more, or leave levels out",
+            )
 
     def made(self) -> tuple[str, Mapping[str, Any]]:
-        names = ("task", "size", "questions_seed", "options", "begin", "end")
-        return f"{_ADAPTERS}.reasoning:Reasoning", {name: getattr(self, name) for name in names}
+        further = {"levels": self.levels, "begin": self.begin, "end": self.end}
+        return f"{_ADAPTERS}.reasoning:Reasoning", {**self.words(), **further}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedConfig(QuestionsConfig):
+    """Questions that are read or scored without an environment."""
+
+    python: str = ""
+    """Interpreter that has the distribution reasoning-gym: an absolute path, or a name in PATH.
+    Empty: that of the process.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "/" in self.python and not self.python.startswith("/"):
+            raise ConfigError(
+                f"must be an absolute path, or a name in PATH, is {self.python!r}", where="python"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningRowsConfig(AskedConfig):
+    """Which questions a data set has."""
+
+    first: int = 0
+    """Number of the first. Take other numbers to evaluate on than to train on."""
+    rows: int = 0
+    """How many. 0: all from ``first`` on."""
+    chat: bool = True
+    """Whether a question is a message of a chat; false: plain text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.first < self.size:
+            raise ConfigError(f"must be from 0 to {self.size - 1}, is {self.first}", where="first")
+        if not 0 <= self.rows <= self.size - self.first:
+            raise ConfigError(
+                f"must be from 0 to {self.size - self.first}, since there are {self.size} "
+                f"questions, is {self.rows}",
+                where="rows",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningRewardConfig(AskedConfig):
+    """Whose ``score_answer`` scores. Task, size, seed and options are those of the data set."""
+
+    begin: str = ""
+    """What stands before the answer in a record's text. Empty: all of it is the answer."""
+    end: str = ""
+    """What stands behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)

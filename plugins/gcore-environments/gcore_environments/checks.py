@@ -11,8 +11,9 @@ from gcore_core.contract.errors import ConfigError, did_you_mean
 from gcore_core.contract.preflight import ResolvedJob
 from gcore_core.contract.traits import traits_of
 from gcore_environments import sandbox
+from gcore_environments.adapter_settings import TextArenaConfig
 from gcore_environments.parsers import choose_parser
-from gcore_environments.settings import PlayConfig
+from gcore_environments.settings import EnvironmentRewardConfig, PlayConfig
 
 ROLLOUT = "rollout"
 
@@ -25,6 +26,7 @@ def problems(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
         return
     yield from _parser(config)
     yield from _patience(job, config)
+    yield from _players(job, config)
     yield from _abort(job)
 
 
@@ -49,7 +51,7 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
     if "environment" in job.provided:
         return
     for path, provider in job.provided.items():
-        if path.startswith("rewards.") and provider.reference.split("/")[0] == "environments":
+        if isinstance(job.objects.get(path), EnvironmentRewardConfig):
             yield (
                 f"{path}.use: {provider.reference} reads what an environment gave, and this job "
                 "has none; add the section environment."
@@ -72,6 +74,25 @@ def _patience(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
             f"environment.config.turn_s: an environment may take {config.turn_s:g} s for a turn, "
             f"and a generator counts as hung after {patience_s:g} s without a sign; set "
             f"run.patience_s above {config.turn_s:g}."
+        )
+
+
+def _players(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
+    """A role speaks for a player that the game has, where that is known, and not for all."""
+    if not isinstance(config, TextArenaConfig) or not job.settings.speakers:
+        return
+    names = [str(number) for number in range(config.players)] if config.players > 1 else [""]
+    told = f"are {', '.join(names)}" if config.players > 1 else "have no names: it is for one"
+    for player in job.settings.speakers:
+        if player not in names:
+            yield (
+                f"environment.roles.{player}: the players of this game {told}; name one of them, "
+                "or set environment.config.players."
+            )
+    if not set(names) - job.settings.speakers.keys():
+        yield (
+            "environment.roles: roles speak for all players of this game, and the policy for none; "
+            "leave one of them out."
         )
 
 

@@ -24,11 +24,11 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import WorkerError
+from gcore_core.contract.errors import ConfigError, WorkerError, did_you_mean
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, TakesTokens
 from gcore_core.contract.order import FIRST_QUESTION
 from gcore_core.contract.questions import Answer
-from gcore_core.contract.records import ABORTED, FAILED, TRUNCATED
+from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED
 from gcore_environments.endpoint import EndpointServer
 from gcore_environments.episodes import Episode, EpisodeEnds, Rules, row_of
 from gcore_environments.hosts import Host, Hosts, HostSettings
@@ -41,6 +41,8 @@ from gcore_environments.turns import Key, Turn, Turns
 
 log = logging.getLogger(__name__)
 
+#: After so many episodes that have ended by themselves, each player of a role has had a turn.
+PLAYER_EPISODES = 32
 #: Seconds that a step waits for environments when the engine has nothing to do.
 _WAIT_S = 0.02
 #: Seconds between two looks at the clocks of all episodes.
@@ -99,7 +101,10 @@ class EpisodeDraws:
         self._role_turns = RoleTurns(context.speakers, self._inbox)
         self._endpoint = EndpointServer(
             self._inbox,
+            roles=set(self._rules.roles.values()),
             temperature=engine.temperature,
+            top_p=engine.top_p,
+            top_k=engine.top_k,
             context_length=engine.context_length,
             vocabulary=len(engine.tokenizer),
         )
@@ -108,6 +113,10 @@ class EpisodeDraws:
         self._looked_at = 0.0  # at the clocks of episodes
         self._starts_failed = 0  # how many hosts in a row ended before they were ready
         self._tools_looked_at = False
+        self._told_of_tools: set[str] = set()  # roles of which the log says that they have tools
+        self._heard: set[str] = set()  # names of players that observations were for
+        self._unheard = set(self._rules.roles)  # players of roles that have had no turn
+        self._finished = 0  # episodes, while there are such players
 
     # -- the four verbs ----------------------------------------------------------------------------
 
@@ -221,6 +230,7 @@ class EpisodeDraws:
         if "error" in message:
             self._environment_raised(episode, message)
             return
+        self._heard.add(str(message.get("player") or ""))
         self._play(episode, lambda: episode.observe(message))
         self._look_at_tools(message.get("messages") or (), message.get("tools") or ())
 
@@ -239,7 +249,7 @@ class EpisodeDraws:
             return
         self._context.progress()
         try:
-            self._turns.draw(episode.hear(asked))
+            self._draw(episode.hear_role(asked) if asked.role else episode.hear(asked))
             self._look_at_tools(asked.messages, asked.tools)
         except Refused as refused:
             asked.refuse(refused)
@@ -269,8 +279,12 @@ class EpisodeDraws:
         self._context.progress()
 
         def reply() -> None:
-            told = episode.role_reply(turn, _answer_of(turn, answer))
-            episode.host.send(op="step", id=list(episode.key), **told)
+            said = _answer_of(turn, answer)
+            if turn.asked is not None:
+                episode.role_answer(turn, turn.asked, said)
+            else:
+                told = episode.role_reply(turn, said)
+                episode.host.send(op="step", id=list(episode.key), **told)
 
         self._play(episode, reply)
 
@@ -287,10 +301,25 @@ class EpisodeDraws:
             log.warning("episode %s cannot go on", episode.key, exc_info=True)
             self._finish(episode, FAILED, f"environment_error: {type(error).__name__}: {error}")
         else:
-            if isinstance(turn, RoleTurn):
-                self._role_turns.ask(turn)
-            elif turn is not None:
-                self._turns.draw(turn)
+            if turn is not None:
+                self._draw(turn)
+
+    def _draw(self, turn: Turn | RoleTurn) -> None:
+        """Has the policy or a role speak."""
+        if isinstance(turn, Turn):
+            self._turns.draw(turn)
+            return
+        self._unheard.discard(turn.player)
+        self._role_turns.ask(turn)
+        if turn.tools and turn.role not in self._told_of_tools:
+            self._told_of_tools.add(turn.role)
+            log.warning(
+                "role %s is not told of the %d tools that player %r may call, since a role is "
+                "asked by messages alone; tell them in a message",
+                turn.role,
+                len(turn.tools),
+                turn.player,
+            )
 
     def _look_at_tools(self, messages: Sequence[Any], tools: Sequence[Any]) -> None:
         """Warns once where a policy has tools that its chat template does not write."""
@@ -346,6 +375,21 @@ class EpisodeDraws:
         episode.host.send(op="close", id=list(episode.key))
         reason = reason[:_REASON_CHARACTERS]
         self._records.append(episode.record(status, reason, self._engine.version))
+        self._look_for_players(status)
+
+    def _look_for_players(self, status: str) -> None:
+        """Raises ConfigError where a player whom a role speaks for never comes up."""
+        self._finished += bool(self._unheard) and status == FINISHED
+        if self._unheard and self._finished >= PLAYER_EPISODES:
+            player, heard = min(self._unheard), sorted(self._heard - {""})
+            raise ConfigError(
+                f"no turn of the first {PLAYER_EPISODES} episodes was this player's"
+                f"{did_you_mean(player, heard)}.",
+                where=f"environment.roles.{player}",
+                why=f"the players that observations named: {', '.join(heard) or 'none'}; a program "
+                f"may ask for the model {self._rules.roles[player]}, and none did",
+                todo="name a player as the environment does, or leave this one out",
+            )
 
     # -- hosts that are late or gone ---------------------------------------------------------------
 

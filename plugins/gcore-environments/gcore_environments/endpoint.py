@@ -2,6 +2,9 @@
 
 Each episode has a key of its own: it is the session, and nobody can name another's. A request waits
 in a queue until the episode's owner has had the policy speak; no thread here touches an engine.
+
+A request whose ``model`` is the name of another role is answered by that role; any other name means
+the policy.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import secrets
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
 from gcore_environments.dialects import Dialect, find
 from gcore_environments.dialects.chat import error_of
-from gcore_environments.questions import Asked, Drawn, Policy, Refused, Wish
+from gcore_environments.questions import IDS, Asked, Drawn, Policy, Refused, Wish
 
 __all__ = ["Asked", "Drawn", "EndpointServer", "Refused"]
 
@@ -48,6 +53,7 @@ class EndpointServer:
 
     asked: who reads it answers each request by its ``reply`` or ``refuse``, on any thread.
     model: the name of the policy that agents are told.
+    roles: the other roles of the run that they may ask, by their names.
     temperature, top_p, top_k: how the policy is sampled. A request may repeat them, and is refused
         with another value. top_k 0: all tokens.
     context_length: most ids of a prompt and its answer; 0: unknown.
@@ -60,6 +66,7 @@ class EndpointServer:
         asked: queue.Queue[Asked],
         model: str = "policy",
         *,
+        roles: Collection[str] = (),
         temperature: float = 1.0,
         top_p: float = 1.0,
         top_k: int = 0,
@@ -74,6 +81,7 @@ class EndpointServer:
             context_length=context_length,
             vocabulary=vocabulary,
         )
+        self.roles = {role: Policy(model=role, is_role=True) for role in sorted(roles)}
         self._asked = asked
         self._secret = secrets.token_bytes(32)
         self._lock = threading.Lock()
@@ -175,8 +183,8 @@ class EndpointServer:
                 raise _over()
         return (ordinal, sample), number
 
-    def ask(self, one_try: Try, wish: Wish) -> Drawn:
-        """Puts a request into the queue, and waits until the policy has answered it.
+    def ask(self, one_try: Try, wish: Wish, role: str = "") -> Drawn:
+        """Puts a request into the queue, and waits until the policy, or a role, has answered it.
 
         Raises Refused, also where the try has ended since its key was looked at: a request of an
         earlier try must not become a turn of the next one.
@@ -190,6 +198,7 @@ class EndpointServer:
             ids=wish.ids,
             most=wish.most,
             stop=wish.stop,
+            role=role,
         )
         with self._lock:
             if self._closed:
@@ -282,7 +291,8 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refused(404, f"Nothing is served at {path}.")
         except Refused as refused:
             return self._send(error_of(refused), refused.status)
-        return self._send(_models(self.server.endpoint.policy))
+        endpoint = self.server.endpoint
+        return self._send(_models([endpoint.policy, *endpoint.roles.values()]))
 
     def do_POST(self) -> None:
         path = self._path()
@@ -308,9 +318,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, dialect: Dialect, one_try: Try, body: dict[str, Any]) -> None:
         endpoint = self.server.endpoint
-        wish = dialect.read(body, endpoint.policy)
-        drawn = endpoint.ask(one_try, wish)
-        whole = dialect.write(wish, drawn, endpoint.policy)
+        role = endpoint.roles.get(str(body.get("model")))
+        speaks = role or endpoint.policy
+        wish = dialect.read(body, speaks)
+        if role is not None:
+            wish = _of_role(role.model, wish)
+        drawn = endpoint.ask(one_try, wish, role.model if role else "")
+        whole = dialect.write(wish, drawn, speaks)
         ignored = ", ".join(name for name in wish.ignored if name.isascii() and name.isprintable())
         if wish.stream:
             lines = []
@@ -361,12 +375,31 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write("\r\n".join([*head, "", ""]).encode("latin-1") + data)
 
 
-def _models(policy: Policy) -> dict[str, Any]:
-    about: dict[str, Any] = {"id": policy.model, "object": "model", "created": 0}
-    about["owned_by"] = "g-core"
-    if policy.context_length:
-        about["max_model_len"] = policy.context_length
-    return {"object": "list", "data": [about]}
+def _of_role(role: str, wish: Wish) -> Wish:
+    """Returns the wish as a role can fulfil it, which is asked by messages alone.
+
+    Raises Refused where ids are asked for: they are of the role's own tokenizer.
+    """
+    if wish.kind == IDS or wish.body.get("logprobs") or wish.body.get("return_token_ids"):
+        raise Refused(
+            400,
+            f"The role {role} reads messages and answers with a text. Nothing of it is trained on, "
+            "so its token ids and log-probs are not given: leave them out.",
+            "unsupported_value",
+        )
+    without = {"max_tokens": wish.most, "tools": wish.tools}
+    ignored = (name for name, value in without.items() if value)
+    return replace(wish, most=0, tools=(), ignored=(*wish.ignored, *ignored))
+
+
+def _models(served: list[Policy]) -> dict[str, Any]:
+    data = []
+    for one in served:
+        about = {"id": one.model, "object": "model", "created": 0, "owned_by": "g-core"}
+        if one.context_length:
+            about["max_model_len"] = one.context_length
+        data.append(about)
+    return {"object": "list", "data": data}
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

@@ -154,8 +154,7 @@ class Episode:
         self._rules = rules
         self._lines: dict[str, Line] = {}
         self._turns_begun = 0  # how many turns were asked for, also of roles
-        # sequence -> the request whose answer is to be appended to it
-        self._waiting_agents: dict[int, Asked] = {}
+        self._waiting_agents: set[Asked] = set()  # requests that are to be answered
         self._unparsed = 0
         self._is_cut = False  # whether the latest turn ended at a limit
         self._refused_for = ""  # why an agent was refused a turn
@@ -281,13 +280,34 @@ class Episode:
             line.messages, line.tools = list(asked.messages), asked.tools
         read = len(book.sequences[sequence].ids)
         most = self._room_of_agent(read=read, most=asked.most)
-        self._waiting_agents[sequence] = asked
-        self._stop_clock()
+        self._wait(asked)
         return self._begin_turn(sequence, most, tools=asked.tools, stop=asked.stop, asked=asked)
 
-    def _room_of_agent(self, *, read: int, most: int) -> int:
+    def hear_role(self, asked: Asked) -> RoleTurn:
+        """Takes an agent's request to another role, and returns the turn that answers it.
+
+        Raises Refused at the limit of turns.
+        """
+        self._room_of_agent(read=0, most=0, tokens=0)
+        player = next(name for name, role in self._rules.roles.items() if role == asked.role)
+        line = self._lines.setdefault(player, Line())
+        line.messages, line.tools = list(asked.messages), asked.tools
+        self._wait(asked)
+        return self._begin_role_turn(asked.role, line, player=player, asked=asked)
+
+    def _wait(self, asked: Asked) -> None:
+        self._waiting_agents.add(asked)
+        self._stop_clock()
+
+    def _is_answered(self, asked: Asked) -> None:
+        self._waiting_agents.discard(asked)
+        if not self._waiting_agents:
+            self._start_clock()
+
+    def _room_of_agent(self, *, read: int, most: int, tokens: int = -1) -> int:
+        tokens = self.book.actions if tokens < 0 else tokens
         room, reason = self._rules.limits.next_turn(
-            turns=self._turns_begun, tokens=self.book.actions, read=read, most=most
+            turns=self._turns_begun, tokens=tokens, read=read, most=most
         )
         if not room:
             self._refused_for = reason
@@ -296,9 +316,7 @@ class Episode:
 
     def answer(self, turn: Turn, asked: Asked, finished: Finished) -> None:
         """Takes what the policy said in answer to an agent's request, and sends it."""
-        del self._waiting_agents[turn.sequence]
-        if not self._waiting_agents:
-            self._start_clock()
+        self._is_answered(asked)
         ids = self.take(turn, finished)
         if finished.status == FAILED:
             self._refused_for = finished.reason
@@ -318,6 +336,27 @@ class Episode:
                 logp=sequence.logp[len(sequence.logp) - len(ids) :],
                 said=said,
                 status=FINISHED if finished.status == FINISHED else TRUNCATED,
+            )
+        )
+
+    def role_answer(self, turn: RoleTurn, asked: Asked, answer: Answer) -> None:
+        """Takes what a role said in answer to an agent's request, and sends it."""
+        self._is_answered(asked)
+        if answer.status == FAILED:
+            self._refused_for = f"role_failed: {turn.role}: {answer.reason}"
+            asked.refuse(Refused(400, f"The role {turn.role} said nothing ({answer.reason})."))
+            return
+        said = self._rules.renderer.read(answer.text, turn.tools)
+        line = self._lines[turn.player]
+        line.messages = [*asked.messages, answer_of(said, asked.stop)]
+        asked.reply(
+            Drawn(
+                prompt_ids=[],
+                ids=[],
+                logp=[],
+                said=said,
+                status=FINISHED if answer.status == FINISHED else TRUNCATED,
+                counted=(answer.n_prompt, answer.n_actions),
             )
         )
 
@@ -354,7 +393,7 @@ class Episode:
 
     def leave(self) -> None:
         """Refuses the requests of agents that still wait for the policy."""
-        for asked in self._waiting_agents.values():
+        for asked in self._waiting_agents:
             asked.refuse(Refused(404, "This episode is over."))
         self._waiting_agents.clear()
 
@@ -470,10 +509,12 @@ class Episode:
         player, slash, _ = reward.partition("/")
         if not slash:
             return -1
+        if player in self._rules.roles:
+            return None
         lines = self._policys_lines()
         if player in lines:
             return lines[player].sequence
-        has_players = any(self._lines)  # the name of a player that is alone is empty
+        has_players = any(lines)  # the name of a player that is alone is empty
         return None if has_players else -1
 
     def _start_clock(self) -> None:

@@ -1,4 +1,4 @@
-"""Holds the requests of agents and the policy's answers, the same for every API that is spoken."""
+"""Holds the requests of agents and what answers them, the same for every API that is spoken."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """One turn of the policy, as the answer to a request.
+    """One turn of the policy or of a role, as the answer to a request.
 
-    prompt_ids: all that the policy read.
+    prompt_ids: all that the policy read. This and the next two are empty where a role speaks.
     ids: what it sampled, with the end token.
     logp: of each sampled id, in order: its log-prob.
     said: what the sampled ids say, as text, thoughts and calls.
     status: "finished", or "truncated" where a limit cut the turn.
+    counted: of a role, how many tokens it has read, and said.
     """
 
     prompt_ids: list[int]
@@ -44,6 +45,12 @@ class Drawn:
     logp: list[float]
     said: Said
     status: str
+    counted: tuple[int, int] = (0, 0)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """How many tokens were read, and said."""
+        return (len(self.prompt_ids), len(self.ids)) if self.ids else self.counted
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,6 +62,7 @@ class Asked:
         nothing is trained on.
     most: the most actions of the answer; 0: as many as the policy may have.
     stop: texts that end the answer.
+    role: the role of the run that is asked; "": the policy.
     """
 
     key: tuple[int, int]
@@ -64,6 +72,7 @@ class Asked:
     ids: list[int] = field(default_factory=list)
     most: int = 0
     stop: tuple[str, ...] = ()
+    role: str = ""
     answer: concurrent.futures.Future[Drawn] = field(default_factory=concurrent.futures.Future)
 
     def reply(self, drawn: Drawn) -> None:
@@ -82,8 +91,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What agents may know of the policy. A request for other sampling values is refused.
+    """What agents may know of the policy, or of a role. A request for other sampling values is
+    refused.
 
+    is_role: whether it is a role of the run: how that samples is known to its own settings alone.
     top_k: 0: all tokens.
     context_length: the most ids of a prompt and its answer; 0: unknown.
     vocabulary: ids are below this number; 0: unknown.
@@ -95,6 +106,7 @@ class Policy:
     top_k: int = 0
     context_length: int = 0
     vocabulary: int = 0
+    is_role: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,12 +33,16 @@ class ScriptedEngine:
         *,
         max_actions: int = 4096,
         context_length: int = 0,
+        top_p: float = 1.0,
+        top_k: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = frozenset({int(tokenizer.eos_token_id)})
         self.max_actions = max_actions
         self.context_length = context_length
         self.temperature = 1.0
+        self.top_p = top_p
+        self.top_k = top_k
         self.read_ids = 0
         self._says = says
         self._running: list[SampleRequest] = []

@@ -27,7 +27,7 @@ class RoleTurn:
     prompt: what it reads: all that its player was told and has said.
     seed: of its sampling. It samples by its own settings, also in a greedy episode.
     player: name of the player that it speaks for.
-    tools: that the player may call, in the form of chat completions.
+    tools: that the player may call, in the form of chat completions. The role is not told of them.
     asked: the agent's request that it answers; None: an environment's host hears what was said.
     """
 

@@ -73,3 +73,11 @@ class TestEpisodes(EnvironmentContract):
     @pytest.fixture
     def context(self, tmp_path: Path) -> WorkerContext:
         return WorkerContext(role="rollout", deterministic=True, directory=str(tmp_path))
+
+
+class TestGamesOfTwo(TestEpisodes):
+    player = "2"
+
+    @pytest.fixture(autouse=True)
+    def _file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(type(self), "config", {"environment": f"{HERE / 'seats.py'}:Seats"})

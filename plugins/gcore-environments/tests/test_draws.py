@@ -62,10 +62,11 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
         max_actions: int = 4096,
         context_length: int = 0,
         settings: Mapping[str, Any] = {},
+        narrowed: Mapping[str, Any] = {},
         **config: Any,
     ) -> EpisodeDraws:
         engine = ScriptedEngine(
-            tokenizer, says, max_actions=max_actions, context_length=context_length
+            tokenizer, says, max_actions=max_actions, context_length=context_length, **narrowed
         )
         place = environment if environment.startswith("/") else f"{HERE}/{environment}"
         settings = {"directory": str(tmp_path), **settings}
@@ -412,6 +413,18 @@ def test_a_rewritten_history_forks_or_fails_as_the_settings_say(make: Make) -> N
     assert (forked.status, told(forked)["forks"]) == (FINISHED, {"rewritten": 1})
     assert refused.status == FAILED
     assert "409" in refused.reason
+
+
+def test_an_agent_may_repeat_how_the_engine_samples_and_ask_for_nothing_else(make: Make) -> None:
+    engine = {"top_p": 0.9, "top_k": 20}
+    for asked in (engine, {}, {"temperature": 1.0}):
+        draws = make(PROGRAM, narrowed=engine, settings={"sampling": asked})
+        assert play(draws, [request(0)])[0].status == FINISHED
+    for asked in ({"top_p": 1.0}, {"top_k": 0}, {"temperature": 0.5}):
+        draws = make(PROGRAM, narrowed=engine, settings={"sampling": asked})
+        (record,) = play(draws, [request(0)]).values()
+        assert record.status == FAILED
+        assert "400" in record.reason
 
 
 @pytest.mark.parametrize("gives_up", [False, True])

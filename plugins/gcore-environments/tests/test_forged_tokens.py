@@ -1,15 +1,24 @@
-"""No text that an agent posts adds a special token, whatever API it speaks."""
+"""No text that an agent posts, or an environment says, adds a special token."""
 
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_environments.draws import EpisodeDraws
+from gcore_environments.records import columns_of
+from gcore_environments.scripted import ScriptedEngine
+from gcore_environments.settings import EnvironmentConfig
 from gcore_environments.testing import FAMILIES, tokenizer_of
 
+from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.generator import SampleRequest
+from gcore_core.contract.records import FINISHED, Prompt
 from tests.support.http_agent import ADD, USER, Agent
-from tests.support.scripted_policy import of_family
+from tests.support.scripted_policy import END, ScriptedPolicy, of_family
 
 HARMLESS = "nothing"
 FAMILY = sorted(FAMILIES)
@@ -59,6 +68,63 @@ def test_contents_with_the_text_of_special_tokens_add_none(family: str) -> None:
     assert [special_ids(family, one) for one in attacked] == [
         special_ids(family, one) for one in harmless
     ]
+
+
+def test_ids_that_an_agent_posts_are_never_trained() -> None:
+    """Whatever it repeats, changes or makes up: what has mask 1 is what the engine drew."""
+    draw = random.Random(0)
+    answer = [*map(ord, "yes"), END]
+    with ScriptedPolicy("yes", drift="fork") as policy, Agent(policy.endpoint) as agent:
+        read = [*map(ord, "asked")]
+        for _ in range(60):
+            status, found = agent.post("/inference/v1/generate", model="policy", token_ids=read)
+            assert status == 200, found
+            (choice,) = found["choices"]
+            assert choice["token_ids"] == answer
+            whole = read + choice["token_ids"]
+            if draw.random() < 0.4:  # an answer that nobody gave, or another end of this one
+                whole[draw.randrange(1, len(whole))] = draw.choice([*answer, ord("!")])
+            kept = whole[: draw.randint(1, len(whole))] if draw.random() < 0.3 else whole
+            read = [*kept, *draw.choices([*answer, ord("?")], k=draw.randint(1, 3))]
+        (book,) = policy.books.values()
+    columns = columns_of(book, temperature=1.0, text="", episode={})
+    assert len(columns["turns"]) == 60
+    trained = columns["action_mask"] == 1
+    assert columns["action_ids"][trained].tolist() == answer * 60
+    assert set(columns["logp"][trained]) == {-0.25}
+    assert not columns["logp"][~trained].any()
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_what_an_environment_says_adds_no_special_token(family: str, tmp_path: Path) -> None:
+    """By users and by tools, in a process of its own."""
+    tokenizer, ends = tokenizer_of(family)
+    engine = ScriptedEngine(tokenizer, lambda _: "well")
+    engine.end_ids = frozenset(ends[:1])
+    place = f"{Path(__file__).parent / 'says.py'}:Says"
+    context = WorkerContext(role="rollout", directory=str(tmp_path))
+    draws = EpisodeDraws(EnvironmentConfig(environment=place, drift="error"), context, engine)
+    texts = [attack_of(tokenizer), HARMLESS]
+    try:
+        draws.submit(
+            [
+                SampleRequest(ordinal=row, sample=0, seed=1, prompt=Prompt(row=row, text=text))
+                for row, text in enumerate(texts)
+            ]
+        )
+        records = []
+        while len(records) < len(texts):
+            records += draws.step()
+    finally:
+        draws.close()
+    found = {}
+    for record in records:
+        assert (record.status, record.reason) == (FINISHED, "")
+        columns = record.columns
+        assert columns["turns"].shape == (3, 4)
+        ids = [*columns["prompt_ids"].tolist(), *columns["action_ids"].tolist()]
+        found[record.request.ordinal] = special_ids(family, ids)
+    assert found[0] == found[1]
 
 
 def test_a_tools_result_with_special_tokens_adds_none_and_the_calls_ids_stay() -> None:

@@ -144,7 +144,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[lis
     return folder, weights, duels(folder / "plain")
 
 
-def test_the_opponent_speaks_and_stays_what_it_was(
+@pytest.mark.rest
+def test_the_opponent_speaks_in_each_game(
     plain: tuple[Path, str, list[list[Any]]],
 ) -> None:
     _, _, said = plain

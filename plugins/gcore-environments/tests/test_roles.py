@@ -8,18 +8,24 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gcore_environments import draws as draws_module
+from gcore_environments.adapter_settings import TextArenaConfig
+from gcore_environments.checks import problems
 from gcore_environments.draws import EpisodeDraws
+from gcore_environments.questions import Asked
 from gcore_environments.scripted import ScriptedEngine
 from gcore_environments.settings import EnvironmentConfig
 
 from gcore_core.contract.context import WorkerContext
-from gcore_core.contract.errors import WorkerDied
+from gcore_core.contract.errors import ConfigError, WorkerDied
 from gcore_core.contract.factories import import_file
 from gcore_core.contract.generator import Finished, SampleRequest
+from gcore_core.contract.job_settings import RunSettings
 from gcore_core.contract.questions import Answer, Question
 from gcore_core.contract.records import ABORTED, FAILED, FINISHED, TRUNCATED, Prompt
 
@@ -77,9 +83,13 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
     made: list[EpisodeDraws] = []
 
     def draws(
-        speakers: Mapping[str, Scripted], *, deterministic: bool = False, **config: Any
+        speakers: Mapping[str, Scripted],
+        environment: str = "seats.py:Seats",
+        *,
+        deterministic: bool = False,
+        **config: Any,
     ) -> EpisodeDraws:
-        settings = {"environment": f"{HERE}/seats.py:Seats", "turn_s": PATIENCE_S, **config}
+        settings = {"environment": f"{HERE}/{environment}", "turn_s": PATIENCE_S, **config}
         context = WorkerContext(
             role="rollout",
             deterministic=deterministic,
@@ -290,3 +300,142 @@ def test_an_answer_of_an_episode_that_was_drawn_again_is_not_told(make: Make) ->
     assert opponent.owed[0].cancelled()
     assert opponent.asked[0].seed == opponent.asked[1].seed
     np.testing.assert_array_equal(opponent.asked[0].prompt.text, opponent.asked[1].prompt.text)
+
+
+# -- agents at the endpoint ------------------------------------------------------------------------
+
+PROGRAM = "programs.py:AsksRole"
+COUNTED = Answer(text="7 STOP 8", status=FINISHED, n_prompt=3, n_actions=2)
+
+
+def test_a_program_asks_a_role_by_its_name(make: Make, tokenizer: Any) -> None:
+    """The policy reads what the role said as anything else that it is told."""
+    opponent = Scripted()
+    record = play(make({"2": opponent}, PROGRAM))
+    assert (record.status, record.reason) == (FINISHED, "")
+    assert [one.prompt.text for one in opponent.asked] == ["25"]
+    assert tokenizer.decode(record.columns["action_ids"]) == "25<eos>725<eos>"
+    assert told(record)["rewards"] == {"models": 2.0, "total_tokens": 0.0, "is_named": 1.0}
+    assert [one["content"] for one in told(record)["players"]["2"]] == ["25", "7"]
+    assert [one["content"] for one in told(record)["messages"]] == ["1", "25", "7", "25"]
+
+
+def test_a_program_learns_how_long_a_roles_answer_was_and_may_stop_it(
+    make: Make, tokenizer: Any
+) -> None:
+    draws = make({"2": Scripted(lambda _: COUNTED)}, PROGRAM, config={"fields": {"stop": " STOP"}})
+    record = play(draws)
+    assert told(record)["rewards"]["total_tokens"] == 5.0
+    assert tokenizer.decode(record.columns["action_ids"]) == "25<eos>725<eos>"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"logprobs": True}, {"return_token_ids": True}, {"temperature": 0.5}, {"n": 2}]
+)
+def test_what_only_the_policy_can_give_is_refused_of_a_role(
+    make: Make, fields: dict[str, Any]
+) -> None:
+    opponent = Scripted()
+    record = play(make({"2": opponent}, PROGRAM, config={"fields": fields}))
+    assert told(record)["rewards"] == {"refused": 400.0}
+    assert not opponent.asked
+
+
+def test_a_program_is_not_late_while_a_role_owes_it_an_answer(make: Make) -> None:
+    opponent = Scripted(waits=True)
+    draws = make({"2": opponent}, PROGRAM, deterministic=True)
+    draws.submit([request()])
+    until(draws, lambda ended: opponent.owed)
+    assert draws._episodes[0, 0].waits_since is None
+    opponent.answer(0)
+    assert until(draws, len)[0].status == FINISHED
+
+
+def test_a_role_that_says_nothing_is_an_error_to_the_program_that_asked(make: Make) -> None:
+    refusing = Scripted(lambda question: said("", FAILED, "prompt_too_long"))
+    record = play(make({"2": refusing}, PROGRAM))
+    assert told(record)["rewards"] == {"refused": 400.0}
+    assert (record.status, record.reason) == (TRUNCATED, "role_failed: opponent: prompt_too_long")
+
+
+def test_an_episode_of_a_program_whose_role_is_lost_fails(make: Make) -> None:
+    record = play(make({"2": Scripted(lambda question: WorkerDied("it ended"))}, PROGRAM))
+    assert record.status == FAILED and record.reason.startswith("role_lost: opponent: ")
+
+
+# -- players, and agents that never rest -----------------------------------------------------------
+
+
+def test_a_player_that_never_has_a_turn_is_refused(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws_module, "PLAYER_EPISODES", 2)
+    draws = make({"two": Scripted(), "1": Scripted()})
+    draws.submit([request(ordinal) for ordinal in range(2)])
+    with pytest.raises(ConfigError, match="named: 1, 2;") as caught:
+        until(draws, lambda ended: len(ended) == 2)
+    assert caught.value.where == "environment.roles.two"
+
+
+def test_agents_that_repeat_refused_requests_do_not_keep_the_engine_from_its_turns(
+    make: Make,
+) -> None:
+    draws = make({"2": Scripted()})
+    heard = []
+
+    class Endless:
+        """Is an inbox that is never empty."""
+
+        def get(self, timeout: float) -> Asked:
+            heard.append(timeout)
+            return Asked(key=(99, 0), kind="chat")  # of an episode that is over
+
+    class Steps:
+        """Is an engine that counts its steps."""
+
+        steps = 0
+
+        def submit(self, requests: Any) -> None:
+            pass
+
+        def step(self) -> list[Finished]:
+            self.steps += 1
+            return []
+
+        def abort(self, keys: Any) -> list[Finished]:
+            return []
+
+    engine: Any = Steps()
+    inbox: Any = Endless()
+    draws._turns = draws_module.Turns(engine)
+    draws._turns.ask([request(1 << 48)])
+    draws._inbox = inbox
+    for _ in range(3):
+        draws.step()
+    assert engine.steps == 3 and heard
+
+
+# -- before a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("players", "speaking", "problem"),
+    [
+        (2, ["1"], ""),
+        (2, ["2"], "environment.roles.2: the players of this game are 0, 1; name one of them"),
+        (1, ["1"], "environment.roles.1: the players of this game have no names: it is for one"),
+        (2, ["0", "1"], "environment.roles: roles speak for all players of this game"),
+    ],
+)
+def test_a_role_speaks_for_some_players_that_a_game_of_textarena_has(
+    players: int, speaking: list[str], problem: str
+) -> None:
+    config = TextArenaConfig(game="TicTacToe-v0", players=players)
+    speakers = dict.fromkeys(speaking, "opponent")
+    job: Any = SimpleNamespace(
+        objects={"environment": config},
+        provided={},
+        settings=SimpleNamespace(run=RunSettings(), speakers=speakers),
+    )
+    found = [one for one in problems({}, job) if one.startswith("environment.roles")]
+    assert [one.startswith(problem) for one in found] == ([True] if problem else [])

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import ConfigError, DataError
@@ -258,6 +257,8 @@ def save_model(model: Any, directory: Path, weights: dict[str, Tensor], dtype: t
     """
     cast = {name: to_host(tensor, dtype) for name, tensor in weights.items()}
     if model.can_generate():
+        from transformers import GenerationConfig  # a denoiser is saved without it
+
         model.generation_config = GenerationConfig()
     model.save_pretrained(directory, state_dict=cast)
     model.config.dtype = dtype  # else the config names the type in which the model was trained

@@ -184,8 +184,8 @@ class PromptEncoder:
         ends: Iterable[int] = (),
         template_kwargs: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._ends = frozenset(ends)
+        self.tokenizer = tokenizer
+        self.ends = frozenset(ends)
         self._chats = Chats(tokenizer, template_kwargs)
         self._added = added_tokens(tokenizer)
 
@@ -212,7 +212,7 @@ class PromptEncoder:
 
     def _ids(self, texts: Iterable[str], special: bool) -> list[list[int] | Unreadable]:
         """Returns the tokens of each text, or why it has none."""
-        rows = all_tokens(self._tokenizer, list(texts), special=special)
+        rows = all_tokens(self.tokenizer, list(texts), special=special)
         if not special:
             return rows
         return [row if isinstance(row, Unreadable) else self._added.asked(row) for row in rows]
@@ -222,8 +222,8 @@ class PromptEncoder:
         if isinstance(ids, Unreadable):
             return ids
         has_more = is_chat or len(ids) > self._added.before
-        if ids and has_more and ids[-1] in self._ends:
-            token = self._tokenizer.convert_ids_to_tokens(ids[-1])
+        if ids and has_more and ids[-1] in self.ends:
+            token = self.tokenizer.convert_ids_to_tokens(ids[-1])
             who = "the chat template ends it" if is_chat else "its text ends"
             return Unreadable(f"{who} with {token}, which ends an answer; nothing can follow")
         return np.array(ids, np.int32)
@@ -289,7 +289,7 @@ class PromptEncoder:
 
     def _log(self, prompt: Prompt, reason: str) -> None:
         """Logs why a prompt cannot be answered, since a record has room for the beginning alone."""
-        path = self._tokenizer.name_or_path
+        path = self.tokenizer.name_or_path
         log.warning("row %d cannot be answered by %s: %s", prompt.row, path, reason)
 
 

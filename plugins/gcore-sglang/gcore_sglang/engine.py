@@ -39,6 +39,7 @@ from gcore_language.prompts import (
 from gcore_language.pushed_adapter import PushedAdapter
 from gcore_language.sequences import by_rows
 from gcore_language.settings import threads_of
+from gcore_language.takes_tokens import TakesTokensByEncoder
 from msgspec import structs
 
 from gcore_core.contract.columns import Columns, column_of_versions
@@ -79,7 +80,7 @@ _FIRST_TOKENS = 64
 _STREAM_INTERVAL = 1024
 
 
-class SglangGenerator:
+class SglangGenerator(TakesTokensByEncoder):
     """A generator that samples with SGLang's server over HTTP.
 
     See ``Generator`` and ``ReceivesWeights`` in ``gcore_core.contract.generator``.
@@ -87,7 +88,7 @@ class SglangGenerator:
 
     def __init__(self, config: SglangGeneratorConfig, context: WorkerContext) -> None:
         ARGUMENTS.check_set_here(context.engine, context.role)
-        self._config = config
+        self._config: SglangGeneratorConfig = config
         self._context = context
         files = open_model_files(context, quantised=True)
         self._tokenizer = load_tokenizer(
@@ -139,7 +140,7 @@ class SglangGenerator:
         except BaseException:
             self._server.close()
             raise
-        self._context_length: int = min(
+        self._context_length = min(
             length or server_info["max_req_input_len"], server_info["max_req_input_len"]
         )
 
@@ -147,28 +148,6 @@ class SglangGenerator:
     def version(self) -> int:
         """The version of the weights that SGLang holds."""
         return self._inbox.version
-
-    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return frozenset(self._ends)
-
-    @property
-    def max_actions(self) -> int:
-        return self._config.max_new_tokens
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    @property
-    def temperature(self) -> float:
-        return self._config.temperature
 
     # -- sampling ----------------------------------------------------------------------------------
 

@@ -128,6 +128,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float32)
 
 
+def logp_of(logp: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns the log-prob of each token, float32[A].
+
+    Any will do for what is no letter: an environment gave it, so it is not trained on.
+    """
+    return logp.take(ids, mode="clip")
+
+
 def weight_specs() -> list[TensorSpec]:
     """Describes the table of logits as two tensors, so that a push can have several buckets."""
     return [TensorSpec("letters", "F32", (END,), 4 * END), TensorSpec("end", "F32", (1,), 4)]
@@ -170,6 +178,8 @@ class FakeGenerator:
         self.max_actions = config.max_new_tokens
         self.context_length = 0
         self.temperature = config.temperature
+        self.top_p = 1.0
+        self.top_k = 0
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         for request in requests:
@@ -252,7 +262,7 @@ class FakeGenerator:
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
         return [
-            log_softmax(self._logits / record["temperature"])[record["action_ids"]]
+            logp_of(log_softmax(self._logits / record["temperature"]), record["action_ids"])
             for record in records
         ]
 
@@ -364,13 +374,14 @@ class FakeTrainer:
             raise NonFiniteLoss("the advantages are not finite", where=f"step {step}")
         logp = log_softmax(self._logits)
         self._start = [
-            StartLogprobs(logp=logp[record.columns["action_ids"]]) for record in self._records
+            StartLogprobs(logp=logp_of(logp, record.columns["action_ids"]))
+            for record in self._records
         ]
         fresh = [record.columns for record in self._records if record.fresh]
         gaps = [
-            np.abs(logp[columns["action_ids"]] - columns["logp"])[columns["action_mask"] != 0].max(
-                initial=0.0
-            )
+            np.abs(logp_of(logp, columns["action_ids"]) - columns["logp"])[
+                columns["action_mask"] != 0
+            ].max(initial=0.0)
             for columns in fresh
         ]
         norms = []
@@ -403,7 +414,7 @@ class FakeTrainer:
         return self._start
 
     def logprobs(self, records: Sequence[Columns]) -> list[np.ndarray]:
-        return [log_softmax(self._logits)[record["action_ids"]] for record in records]
+        return [logp_of(log_softmax(self._logits), record["action_ids"]) for record in records]
 
     def _loss(self, advantages: np.ndarray, minibatch: int) -> tuple[float, np.ndarray]:
         """Returns the loss of one minibatch, and minus its gradient, which lowers the loss.
@@ -458,7 +469,7 @@ class FakeTrainer:
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         """Returns the log-probs of the actions, in every column of the role."""
         table = log_softmax(self._logits)
-        logps = [table[record.columns["action_ids"]] for record in records]
+        logps = [logp_of(table, record.columns["action_ids"]) for record in records]
         return [dict.fromkeys(self._columns, logp) for logp in logps]
 
     def skip(self, step: int) -> None:
@@ -517,7 +528,7 @@ class FakeAnnotator:
 
     def annotate(self, records: Sequence[TrainRecord]) -> list[Mapping[str, np.ndarray]]:
         table = log_softmax(self._logits)
-        logps = [table[record.columns["action_ids"]] for record in records]
+        logps = [logp_of(table, record.columns["action_ids"]) for record in records]
         return [dict.fromkeys(self._columns, logp) for logp in logps]
 
     def close(self) -> None:

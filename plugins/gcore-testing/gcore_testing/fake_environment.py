@@ -1,9 +1,13 @@
-"""Has an environment of two turns around any generator that takes tokens: it nods between them."""
+"""Has an environment of two turns around any generator that takes tokens: it nods between them.
+
+Where a role speaks for a player, it nods when the role has spoken.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,6 +15,7 @@ import numpy as np
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, Generator, SampleRequest, TakesTokens
 from gcore_core.contract.order import FIRST_QUESTION, FIRST_TURN
+from gcore_core.contract.questions import Answer, Question, Speaker
 from gcore_core.contract.records import ABORTED, FAILED
 
 Key = tuple[int, int]  # ordinal, sample
@@ -42,6 +47,8 @@ class FakeEnvironment:
         self._temperature = generator.temperature
         self._ordinals = itertools.count(FIRST_TURN)
         self._open: dict[Key, Episode] = {}  # of a turn that runs -> its episode
+        self._speakers: list[Speaker] = list(context.speakers.values())
+        self._owed: list[tuple[Episode, Future[Answer]]] = []  # what roles are to say
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
         questions = [one for one in requests if one.ordinal >= FIRST_QUESTION]
@@ -59,10 +66,25 @@ class FakeEnvironment:
                 ended.append(replace(record, request=(episode or record).request))
                 continue
             episode.turns.append(record)
-            if len(episode.turns) < self.turns:
-                self._ask(episode)
-            else:
+            if len(episode.turns) == self.turns:
                 ended.append(self.record(episode, record.status))
+            elif self._speakers:
+                question = Question(prompt=record.request.prompt, seed=record.request.seed)
+                self._owed.append((episode, self._speakers[0].ask(question)))
+            else:
+                self._ask(episode)
+        return ended + self._roles_spoke()
+
+    def _roles_spoke(self) -> list[Finished]:
+        """Goes on with the episodes whose role has spoken; returns those whose role has failed."""
+        ended = []
+        for episode, answer in [one for one in self._owed if one[1].done()]:
+            self._owed.remove((episode, answer))
+            if error := answer.exception():
+                failed = replace(self.record(episode, FAILED), reason=f"role_lost: {error}")
+                ended.append(replace(failed, columns={}))
+            else:
+                self._ask(episode)
         return ended
 
     def abort(self, keys: Sequence[Key]) -> list[Finished]:
@@ -71,12 +93,19 @@ class FakeEnvironment:
             named[record.request.ordinal, record.request.sample].turns.append(record)
         for key in named:
             del self._open[key]
+        waiting = [one for one in self._owed if key_of(one[0].request) in keys]
+        for one in waiting:
+            one[1].cancel()
+            self._owed.remove(one)
         questions = [key for key in keys if key[0] >= FIRST_QUESTION]
         ended = self._generator.abort(questions)
-        return ended + [self.record(episode, ABORTED) for episode in named.values()]
+        episodes = [*named.values(), *(episode for episode, _ in waiting)]
+        return ended + [self.record(episode, ABORTED) for episode in episodes]
 
     def close(self) -> None:
         self._open.clear()
+        for _, answer in self._owed:
+            answer.cancel()
 
     def _ask(self, episode: Episode) -> None:
         """Asks for the next turn, behind all that was said."""

@@ -35,10 +35,15 @@ def written(
     site.add("scaffolded", wheel=Wheel(requires=project["dependencies"]))
     (site.directory / "gcore_scaffolded.py").unlink()
     path = os.pathsep.join((str(site.directory), str(directory), str(REPOSITORY)))
-    yield (
-        directory,
-        {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        # These tests need none, and those that are installed here take as long as the tests do.
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    yield directory, environment
 
 
 def run_tests(

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +44,7 @@ from gcore_language.prompts import (
 )
 from gcore_language.routing import Routers, has_experts
 from gcore_language.sequences import by_rows
+from gcore_language.takes_tokens import TakesTokensByEncoder
 from gcore_language.weights import copy_bytes, named_tensors, spec_of
 
 from gcore_core.contract.columns import ROUTING, VERSION, Columns, SampledBy
@@ -183,7 +183,7 @@ class _Rows:
         self.count = len(order)
 
 
-class TorchGenerator:
+class TorchGenerator(TakesTokensByEncoder):
     """A generator over a Hugging Face model in this process.
 
     It implements Generator, TakesTokens, ReceivesWeights, Fingerprints, Sleeps, ScoresLogprobs and
@@ -206,7 +206,7 @@ class TorchGenerator:
 
     def __init__(self, config: TorchGeneratorConfig, context: WorkerContext) -> None:
         return_large_blocks()
-        self._config = config
+        self._config: TorchGeneratorConfig = config
         self._context = context
         refuse_engine(context)
         files = open_model_files(context)
@@ -331,28 +331,6 @@ class TorchGenerator:
     def version(self) -> int:
         """The version of the weights that sample now."""
         return self._inbox.version
-
-    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return frozenset(self._ends.nonzero()[0].tolist())
-
-    @property
-    def max_actions(self) -> int:
-        return self._config.max_new_tokens
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    @property
-    def temperature(self) -> float:
-        return self._config.temperature
 
     # -- sampling ----------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from gcore_language.prompts import (
     stops_of,
 )
 from gcore_language.sequences import by_rows
+from gcore_language.takes_tokens import TakesTokensByEncoder
 
 from gcore_core.contract.columns import Columns, SampledBy
 from gcore_core.contract.context import WorkerContext
@@ -62,14 +63,14 @@ class _Running:
     sampled_by: SampledBy = field(default_factory=SampledBy)
 
 
-class VllmGenerator:
+class VllmGenerator(TakesTokensByEncoder):
     """A generator that samples with vLLM's engine in this process.
 
     See ``Generator`` and ``ReceivesWeights`` in ``gcore_core.contract.generator``.
     """
 
     def __init__(self, config: VllmGeneratorConfig, context: WorkerContext) -> None:
-        self._config = config
+        self._config: VllmGeneratorConfig = config
         self._progress = context.progress
         files = open_model_files(context, quantised=True)
         self._tokenizer = _tokenizer_of(files, config)
@@ -93,7 +94,7 @@ class VllmGenerator:
         if self._pushed is not None:
             self._adapter = self._pushed.request()
         model = self._engine.model_config
-        self._context_length: int = model.max_model_len
+        self._context_length = model.max_model_len
         self._running: dict[str, _Running] = {}
         self._ended: list[Finished] = []
         self._count = 0
@@ -106,28 +107,6 @@ class VllmGenerator:
     def version(self) -> int:
         """The version of the weights that vLLM holds."""
         return self._inbox.version
-
-    # -- what an environment knows of it (``TakesTokens``) -----------------------------------------
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        return frozenset(self._ends)
-
-    @property
-    def max_actions(self) -> int:
-        return self._config.max_new_tokens
-
-    @property
-    def context_length(self) -> int:
-        return self._context_length
-
-    @property
-    def temperature(self) -> float:
-        return self._config.temperature
 
     # -- sampling ----------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,6 +18,8 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished, Generator, SampleRequest
 from gcore_core.contract.order import FIRST_QUESTION
 from gcore_core.contract.providers import EnvironmentProvider
+from gcore_core.contract.questions import Answer, Question, Speaker
+from gcore_core.contract.records import FAILED
 
 _PROVIDER = EnvironmentProvider(
     summary="nods between two turns",
@@ -27,6 +31,7 @@ _PROVIDER = EnvironmentProvider(
 class CleanEnvironment(EnvironmentContract):
     provider = _PROVIDER
     caught_by: ClassVar[tuple[str, ...]] = ()
+    player = "1"
     Backend: ClassVar[type[FakeEnvironment]] = FakeEnvironment
 
     def build(self, *args: Any, **changes: Any) -> Any:
@@ -35,6 +40,7 @@ class CleanEnvironment(EnvironmentContract):
 
 _ONCE = "test_every_episode_ends_once_under_its_own_request"
 _ABORT = "test_abort_gives_what_was_drawn_and_leaves_no_turn"
+_ROLE = "test_what_a_role_says_is_no_action_of_the_policy"
 _MASK = "test_what_was_given_is_masked_and_the_rest_was_drawn"
 
 
@@ -48,7 +54,7 @@ class GivesARecordTwice(CleanEnvironment):
 
 
 class TrainsWhatItSays(CleanEnvironment):
-    caught_by = (_MASK,)
+    caught_by = (_MASK, _ROLE)
 
     class Backend(FakeEnvironment):
         def record(self, episode: Episode, status: str) -> Finished:
@@ -128,6 +134,58 @@ class LetsTurnsOfAbortedEpisodesRun(CleanEnvironment):
         def step(self) -> list[Finished]:
             ended = super().step()
             return [one for one in ended if one.request.ordinal < FIRST_QUESTION or one.columns]
+
+
+class LeavesQuestionsOfAbortedEpisodes(CleanEnvironment):
+    caught_by = ("test_abort_gives_up_what_a_role_owes",)
+
+    class Backend(FakeEnvironment):
+        def abort(self, keys: Sequence[tuple[int, int]]) -> list[Finished]:
+            owed, self._owed = self._owed, [(episode, Future()) for episode, _ in self._owed]
+            ended = super().abort(keys)
+            self._owed = [one for one in owed if one[0] in [left for left, _ in self._owed]]
+            return ended
+
+
+class FailsAllWithOneRole(CleanEnvironment):
+    caught_by = ("test_a_role_that_gives_no_answer_costs_its_own_episode_alone",)
+
+    class Backend(FakeEnvironment):
+        is_lost = False
+
+        def _roles_spoke(self) -> list[Finished]:
+            ended = super()._roles_spoke()
+            self.is_lost = self.is_lost or any(one.status == FAILED for one in ended)
+            return ended
+
+        def step(self) -> list[Finished]:
+            ended = super().step()
+            if not self.is_lost:
+                return ended
+            return [replace(one, status=FAILED, reason="lost") for one in ended]
+
+
+class SeedsOfQuestionsByTheirOrder(CleanEnvironment):
+    caught_by = (_ROLE,)
+
+    class Backend(FakeEnvironment):
+        asked = itertools.count()
+
+        def __init__(self, config: None, context: WorkerContext, generator: Generator) -> None:
+            super().__init__(config, context, generator)
+            self._speakers = [_Counting(one, self.asked) for one in self._speakers]
+
+
+class _Counting:
+    """Asks a role with seeds that say how many questions came before."""
+
+    def __init__(self, speaker: Speaker, asked: Iterator[int]) -> None:
+        self.role = speaker.role
+        self._speaker = speaker
+        self._asked = asked
+
+    def ask(self, question: Question) -> Future[Answer]:
+        return self._speaker.ask(replace(question, seed=next(self._asked)))
 
 
 class _Deaf:

@@ -128,6 +128,29 @@ def test_show_lists_settings_with_type_default_help_and_whether_needs_are_met(
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("True", "  traits: takes_stale"),
+        ("self.limit > 1", "  traits: takes_stale"),
+        ("self.path == 'x'", "  traits: depend on a setting without a default"),
+    ],
+)
+def test_show_has_the_traits_of_a_provider_with_a_setting_that_must_be_given(
+    path: InstalledPlugins, capsys: pytest.CaptureFixture[str], value: str, line: str
+) -> None:
+    path.add(
+        "mine",
+        HEAD + "from gcore_core.contract.traits import Traits\n"
+        "@dataclass(kw_only=True)\nclass C:\n    path: str\n    limit: int = 2\n"
+        f"    def traits(self) -> Traits:\n        return Traits(takes_stale={value})\n"
+        "@hookimpl\ndef gcore_objectives():\n    yield p.ObjectiveProvider(summary='', "
+        "factory='no.such:F', config=C)",
+    )
+    assert cli.main(["plugins", "show", "mine"]) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_every_setting_that_the_core_offers_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins", "show", "core", "--json"]) == 0
     provided = json.loads(capsys.readouterr().out)["provides"]

@@ -74,3 +74,18 @@ def test_methods_and_words_become_fields(tmp_path: Path) -> None:
         f"{hooks}:5: 'mine:own' has no field; nothing reads it",
         f"{hooks}:8: give it a config class with traits(): Traits(asks=True)",
     ]
+
+
+def test_capabilities_of_a_contract_test_are_left_and_named(tmp_path: Path) -> None:
+    test = tmp_path / "test_contract.py"
+    test.write_text(
+        "class TestMine(GeneratorContract):\n"
+        '    capabilities = frozenset({"sleep"})\n\n'
+        '    @claims("weights.push")\n    def test_more(self): ...\n'
+    )
+    command = [sys.executable, str(SCRIPT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{test}:2: write traits = Traits(...), with the words as fields",
+        f"{test}:4: write @claims('receives_weights')",
+    ]

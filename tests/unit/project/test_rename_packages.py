@@ -44,6 +44,7 @@ codemod = import_file(SCRIPT)
         ('test = ["gcore-core[testing]>=0.2"]', 'test = ["gcore-testing>=0.2"]'),
         ('"gcore-ray[engine]"', '"gcore-nodes[ray]"'),
         ("gcore-jobs[notebook]", "gcore-tools[jobs,notebook]"),
+        ("f\"gcore-trackers[{','.join(names)}]\"", "f\"gcore-report[{','.join(names)}]\""),
         ("plugins/gcore-eval", "plugins/gcore-report[eval]"),
         ("roles: {policy: {use: ray}}", "roles: {policy: {use: ray}}"),
         ("install(gcore_ray=1)", "install(gcore_ray=1)"),

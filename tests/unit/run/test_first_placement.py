@@ -15,7 +15,7 @@ from gcore_core.contract.placement import Device, Need, Window
 from gcore_core.node.devices import share_of_cores
 from gcore_core.node.launchers import InlineLauncher
 from gcore_core.run.initial_placement import Placed, place
-from gcore_core.run.jobs import Job, _last_ordinal
+from gcore_core.run.jobs import Job, _facts, _last_ordinal
 
 JOB = {
     "run": {"name": "fake"},
@@ -57,7 +57,11 @@ def test_by_default_generators_sleep_only_if_they_share_an_accelerator_with_the_
 @pytest.mark.parametrize(
     ("moves", "judge_sleeps", "note"),
     [
-        (True, False, "judge cannot sleep, so generators never take turns on a device"),
+        (
+            True,
+            False,
+            "judge cannot sleep in a rollout, so no generators take turns on a device",
+        ),
         (True, True, ""),
         (False, False, ""),
     ],
@@ -211,3 +215,65 @@ def test_cores_are_shared_out_by_devices(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setenv("OMP_NUM_THREADS", limit)
     assert share_of_cores(devices, in_use) == threads
+
+
+ACTING = """
+from gcore_core import hookimpl
+from gcore_core.contract import providers as p
+from gcore_testing.fake_judge import InTurns
+
+
+@hookimpl
+def gcore_environments():
+    yield p.EnvironmentProvider(
+        summary="two turns", factory="gcore_testing.fake_environment:FakeEnvironment"
+    )
+
+
+@hookimpl
+def gcore_placement_policies():
+    yield p.PlacementProvider(summary="in turns", factory=f"{__name__}:InTurns")
+"""
+
+
+def acting(tmp_path: Path, *overrides: str) -> Plan:
+    """Returns the plan of a job in which the role judge speaks in the policy's episodes."""
+    (tmp_path / "acting.py").write_text(ACTING)
+    files = [fake.__file__, "acting.py"]
+    speaks = {"use": "acting", "roles": {"1": "judge"}}
+    roles = {**JOB["roles"], "judge": {"use": "fake"}}  # type: ignore[dict-item]
+    job = {**JOB, "local": files, "environment": speaks, "roles": roles}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    return load_plan(tmp_path / "job.yaml", overrides)
+
+
+def test_a_role_that_speaks_in_episodes_sleeps_in_training_and_not_in_rollouts(
+    tmp_path: Path,
+) -> None:
+    device = Device(index=0, kind="cuda")
+    placed = place(acting(tmp_path), [NodeFacts(name="agent.0", devices=(device,))])
+    assert {role: need.sleeps for role, need in placed.window.needs.items()} == {
+        "policy": True,
+        "rollout": True,
+        "judge": False,
+    }
+    assert placed.asleep_in_training == ["rollout", "judge"]
+
+
+def test_a_placement_in_which_an_episode_would_wait_for_a_role_for_ever_is_refused(
+    tmp_path: Path,
+) -> None:
+    slots = ("roles.rollout.slots=4", "roles.judge.slots=4")
+    plan = acting(tmp_path, "placement.use=acting", *slots)
+    with pytest.raises(PlacementError, match="speaks in the policy's episodes") as caught:
+        place(plan, two_nodes(2))
+    assert caught.value.where == "roles.judge.use"
+    assert "acting has every device serve one model after the other" in str(caught.value)
+    assert "placement/split" in str(caught.value)
+
+
+def test_controllers_know_the_replicas_of_a_role_that_speaks_in_episodes(tmp_path: Path) -> None:
+    """They say which of them are awake to the policy's replicas, which ask them."""
+    plan = acting(tmp_path, "roles.judge.slots=2")
+    facts = _facts(job_of(plan, place(plan, two_nodes(2))), 0)
+    assert facts.judges == {"judge": ["judge.0", "judge.1"]}

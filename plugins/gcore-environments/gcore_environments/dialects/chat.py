@@ -149,7 +149,7 @@ def logprobs_of(drawn: Drawn) -> dict[str, Any]:
 
 
 def usage_of(drawn: Drawn) -> dict[str, Any]:
-    read, said = len(drawn.prompt_ids), len(drawn.ids)
+    read, said = drawn.lengths
     return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
 
 

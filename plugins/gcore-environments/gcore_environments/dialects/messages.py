@@ -68,7 +68,7 @@ class Messages:
             "content": content,
             "stop_reason": _stop_reason(drawn, stopped),
             "stop_sequence": stopped,
-            "usage": {"input_tokens": len(drawn.prompt_ids), "output_tokens": len(drawn.ids)},
+            "usage": dict(zip(("input_tokens", "output_tokens"), drawn.lengths, strict=True)),
         }
 
     def events(self, wish: Wish, whole: dict[str, Any]) -> list[Event]:

@@ -50,21 +50,29 @@ _STOPS = 16
 
 
 def refuse_other_sampling(body: dict[str, Any], policy: Policy) -> None:
-    """A client may repeat how the policy is sampled, or say nothing of it."""
-    own = {
+    """A client may repeat how the policy is sampled, or say nothing of it. Of a role it says
+    nothing.
+    """
+    own: dict[str, tuple[Any, ...]] = {
         "temperature": (policy.temperature,),
         "top_p": (policy.top_p,),
         "top_k": (policy.top_k, -1) if policy.top_k == 0 else (policy.top_k,),
     }
+    if policy.is_role:
+        own = dict.fromkeys(own, ())
     for name, values in {**own, **STRAIGHT}.items():
         value = body.get(name)
         if value is None or value in values:
             continue
         allowed = " or ".join(map(json.dumps, values[:1])) or "nothing"
-        why = "which is sampled as its records say" if name in own else "whose log-probs train it"
+        who, why = "the policy", "whose log-probs train it"
+        if policy.is_role:
+            who, why = f"the role {policy.model}", "whose settings alone say that"
+        elif name in own:
+            why = "which is sampled as its records say"
         raise Refused(
             400,
-            f"{name}: {_short(value)} is not how the policy is sampled, {why}. Leave it out, or "
+            f"{name}: {_short(value)} is not how {who} is sampled, {why}. Leave it out, or "
             f"send {allowed}.",
             "unsupported_value",
         )

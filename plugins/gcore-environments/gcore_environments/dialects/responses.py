@@ -48,7 +48,7 @@ class Responses:
 
     def write(self, wish: Wish, drawn: Drawn, policy: Policy) -> dict[str, Any]:
         cut = drawn.status == TRUNCATED
-        read, said = len(drawn.prompt_ids), len(drawn.ids)
+        read, said = drawn.lengths
         return {
             "id": f"resp_{secrets.token_hex(12)}",
             "object": "response",

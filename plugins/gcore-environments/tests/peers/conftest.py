@@ -3,14 +3,20 @@
 G_CORE_PEERS names a folder with a virtual environment for each:
 
     cd $G_CORE_PEERS
-    for peer in gymnasium textarena reasoning aviary mcp openenv; do python -m venv $peer; done
+    for peer in gymnasium textarena reasoning aviary mcp openenv verifiers renderers openai swe
+    do python -m venv $peer; done
     gymnasium/bin/pip install "gymnasium<1.3" minigrid
     textarena/bin/pip install textarena==0.7.4
     reasoning/bin/pip install reasoning-gym==0.1.25
     aviary/bin/pip install fhaviary==0.37.0
     mcp/bin/pip install mcp==2.3.0 fastmcp==4.2.3
     openenv/bin/pip install openenv==0.10.0
+    verifiers/bin/pip install verifiers==0.4.0 renderers==0.1.12
+    renderers/bin/pip install renderers==0.1.12 transformers
+    openai/bin/pip install openai==2.54.0
+    swe/bin/pip install mini-swe-agent==2.4.6
 
+A folder verl has a file of verl's own tests: test_verl.py says which.
 Nothing of G-Core is in them. Without the variable these tests are skipped.
 """
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,11 +16,13 @@ import numpy as np
 import pytest
 
 from gcore_core.contract.context import WorkerContext
+from gcore_core.contract.errors import WorkerDied
 from gcore_core.contract.generator import Draws, Finished, SampleRequest
 from gcore_core.contract.order import FIRST_QUESTION, FIRST_TURN
-from gcore_core.contract.records import Prompt
+from gcore_core.contract.questions import Answer, Question
+from gcore_core.contract.records import FAILED, FINISHED, Prompt
 from gcore_testing import fake
-from gcore_testing.contracts.base import closing
+from gcore_testing.contracts.base import NotClaimed, closing
 from gcore_testing.contracts.draining import Drains, key_of, key_of_request
 from gcore_testing.contracts.generator import requests_of
 
@@ -59,6 +65,34 @@ class Watched:
         return ended
 
 
+class Answering:
+    """Is a role that speaks for a player: it implements Speaker of the contract's questions.
+
+    asked: all questions.
+    answers: what each question gets.
+    """
+
+    role = "speaker"
+
+    def __init__(self, says: Callable[[Question], Answer]) -> None:
+        self._says = says
+        self._thread = ThreadPoolExecutor(1)  # as in a run, answers come from another thread
+        self.asked: list[Question] = []
+        self.answers: list[Future[Answer]] = []
+
+    def ask(self, question: Question) -> Future[Answer]:
+        self.asked.append(question)
+        self.answers.append(self._thread.submit(self._says, question))
+        return self.answers[-1]
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+def _digit(question: Question) -> Answer:
+    return Answer(text=str(question.seed % 10), status=FINISHED, n_prompt=1, n_actions=1)
+
+
 class EnvironmentContract(Drains):
     """To test an environment, override ``provider``, and ``prompts`` where it plays other rows.
 
@@ -66,10 +100,12 @@ class EnvironmentContract(Drains):
     environment that needs a real tokenizer gives another, with the trait ``tokens``.
 
     samples: number of episodes for each prompt.
+    player: one of several players in each episode, for whom a role may speak; None: there is none.
     """
 
     kind: ClassVar[str] = "environment"
     samples: ClassVar[int] = 3
+    player: ClassVar[str | None] = None
     #: An environment waits for others within a step; a step without a record is no sign.
     steps_limit: ClassVar[int] = 100_000
 
@@ -184,6 +220,83 @@ class EnvironmentContract(Drains):
         later += [record for _ in range(100) for record in draws.step()]
         assert [key_of(one) for one in later] == [survivor], "an aborted episode came back"
         assert not watched.open, "its generator still draws turns of aborted episodes"
+
+    @contextmanager
+    def played_with(
+        self, context: WorkerContext, watched: Watched, says: Callable[[Question], Answer]
+    ) -> Iterator[tuple[Any, Answering]]:
+        """Gives an environment, and the role that speaks for its ``player``."""
+        if self.player is None:
+            raise NotClaimed("a player for whom a role may speak (player)")
+        role = Answering(says)
+        speaks = replace(context, acts=True, speakers={self.player: role})
+        draws = self.build(speaks, watched)
+        try:
+            yield draws, role
+        finally:
+            draws.close()
+            role.close()
+
+    def test_what_a_role_says_is_no_action_of_the_policy(
+        self, context: WorkerContext, watched: Watched, requests: list[SampleRequest]
+    ) -> None:
+        """It is asked once a turn, with a seed that follows from the sample's."""
+        seeds = []
+        for _ in range(2):
+            with self.played_with(context, watched, _digit) as (draws, role):
+                for record in self.run(draws, requests).values():
+                    columns = record.columns
+                    drawn = columns["action_mask"] == 1
+                    assert drawn.any(), "an episode has no action"
+                    pairs = zip(
+                        columns["action_ids"][drawn].tolist(),
+                        columns["logp"][drawn].tolist(),
+                        strict=True,
+                    )
+                    assert set(pairs) <= watched.drawn, "an action was not drawn by the generator"
+                assert len(role.asked) >= len(requests), "the role was not asked"
+                seeds.append(sorted(question.seed for question in role.asked))
+        assert seeds[0] == seeds[1], "a question has another seed when it is asked again"
+
+    def test_a_role_that_gives_no_answer_costs_its_own_episode_alone(
+        self, context: WorkerContext, watched: Watched, requests: list[SampleRequest]
+    ) -> None:
+        lost = itertools.count()
+
+        def says(question: Question) -> Answer:
+            if next(lost) == 0:
+                raise WorkerDied("speaker.0 ended")
+            return _digit(question)
+
+        with self.played_with(context, watched, says) as (draws, _):
+            records = self.run(draws, requests).values()
+        failed = [record for record in records if record.status == FAILED]
+        assert len(failed) == 1 and failed[0].reason, "the failure is nobody's, or not told"
+        assert not watched.open, "its generator still draws turns"
+
+    def test_abort_gives_up_what_a_role_owes(
+        self, context: WorkerContext, watched: Watched, requests: list[SampleRequest]
+    ) -> None:
+        may_answer = threading.Event()
+
+        def says(question: Question) -> Answer:
+            may_answer.wait()
+            return _digit(question)
+
+        with self.played_with(context, watched, says) as (draws, role):
+            try:
+                draws.submit(requests)
+                for _ in range(self.steps_limit):
+                    assert not draws.step(), "an episode ended without what its role owes"
+                    if len(role.answers) >= len(requests):
+                        break
+                aborted = draws.abort([key_of_request(request) for request in requests])
+                assert sorted(map(key_of, aborted)) == sorted(map(key_of_request, requests))
+                # The first answer is being made; nobody can take it back.
+                assert all(answer.cancelled() for answer in role.answers[1:])
+            finally:
+                may_answer.set()
+            assert not draws.step(), "an aborted episode came back"
 
     def test_close_leaves_no_process_and_an_open_generator(
         self, context: WorkerContext, watched: Watched, requests: list[SampleRequest]

@@ -41,7 +41,7 @@ from gcore_core.contract.providers import (
     TrainerProvider,
 )
 from gcore_core.contract.records import Prompt
-from gcore_core.contract.traits import methods_of, protocols_of
+from gcore_core.contract.traits import Traits, methods_of, protocols_of
 from gcore_core.run.initial_placement import find_nodes, place
 from gcore_testing import fake
 from gcore_testing.contracts.base import Contract
@@ -246,7 +246,7 @@ class PluginContract(Contract):
                 continue
             if not inspect.isclass(backend):
                 continue
-            traits = default_traits(item.spec.config)
+            traits = default_traits(item.spec.config) or Traits()
             for trait, protocol in protocols_of("generator").items():
                 has = all(hasattr(backend, method) for method in methods_of(protocol))
                 claimed = getattr(traits, trait)

@@ -192,6 +192,7 @@ class TokensContract(Drains):
         assert isinstance(generator, TakesTokens)
         assert generator.tokenizer is not None
         assert generator.context_length >= 0
+        assert 0 < generator.top_p <= 1 and generator.top_k >= 0
         for record in self.run(generator, requests_of(prompts, 6)).values():
             ids = record.columns["action_ids"]
             assert ids.size <= generator.max_actions
