@@ -257,6 +257,7 @@ CASES = (
     Alone(
         name="gcore-tools",
         plugin="checkpoint",
+        settings=("checkpoint={every: 1}",),
         commands=(
             g_core("checkpoint", "list", RUN),
             g_core("hash", RUN),

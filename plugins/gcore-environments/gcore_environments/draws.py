@@ -114,7 +114,7 @@ class EpisodeDraws:
         self._starts_failed = 0  # how many hosts in a row ended before they were ready
         self._tools_looked_at = False
         self._told_of_tools: set[str] = set()  # roles of which the log says that they have tools
-        self._heard: set[str] = set()  # names of players that observations were for
+        self._heard: set[str] = set()  # names of players who were asked to speak
         self._unheard = set(self._rules.roles)  # players of roles that have had no turn
         self._finished = 0  # episodes, while there are such players
 
@@ -230,7 +230,8 @@ class EpisodeDraws:
         if "error" in message:
             self._environment_raised(episode, message)
             return
-        self._heard.add(str(message.get("player") or ""))
+        if not message.get("done") and not message.get("truncated"):
+            self._heard.add(str(message.get("player") or ""))
         self._play(episode, lambda: episode.observe(message))
         self._look_at_tools(message.get("messages") or (), message.get("tools") or ())
 
@@ -378,18 +379,34 @@ class EpisodeDraws:
         self._look_for_players(status)
 
     def _look_for_players(self, status: str) -> None:
-        """Raises ConfigError where a player whom a role speaks for never comes up."""
-        self._finished += bool(self._unheard) and status == FINISHED
-        if self._unheard and self._finished >= PLAYER_EPISODES:
-            player, heard = min(self._unheard), sorted(self._heard - {""})
-            raise ConfigError(
-                f"no turn of the first {PLAYER_EPISODES} episodes was this player's"
-                f"{did_you_mean(player, heard)}.",
-                where=f"environment.roles.{player}",
-                why=f"the players that observations named: {', '.join(heard) or 'none'}; a program "
-                f"may ask for the model {self._rules.roles[player]}, and none did",
-                todo="name a player as the environment does, or leave this one out",
-            )
+        """Looks, once, for players whom a role speaks for and who never come up.
+
+        Where the policy speaks for several players, one of them is likely to be that player under
+        another name. Where it speaks for one at most, a player may come up later, as a judge does
+        that is seldom asked; then this warns.
+
+        Raises ConfigError in the first case.
+        """
+        if not self._unheard:
+            return
+        self._finished += status == FINISHED
+        if self._finished != PLAYER_EPISODES:
+            return
+        player, heard = min(self._unheard), sorted(self._heard - {""})
+        told = (
+            f"no turn of the first {PLAYER_EPISODES} episodes was this player's"
+            f"{did_you_mean(player, heard)}."
+        )
+        if len(self._heard - set(self._rules.roles)) <= 1:
+            log.warning("environment.roles.%s: %s", player, told)
+            return
+        raise ConfigError(
+            told,
+            where=f"environment.roles.{player}",
+            why=f"the players that observations named: {', '.join(heard) or 'none'}; a program "
+            f"may ask for the model {self._rules.roles[player]}, and none did",
+            todo="name a player as the environment does, or leave this one out",
+        )
 
     # -- hosts that are late or gone ---------------------------------------------------------------
 

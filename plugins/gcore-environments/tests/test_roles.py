@@ -370,11 +370,24 @@ def test_a_player_that_never_has_a_turn_is_refused(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draws_module, "PLAYER_EPISODES", 2)
-    draws = make({"two": Scripted(), "1": Scripted()})
+    draws = make({"two": Scripted()})
     draws.submit([request(ordinal) for ordinal in range(2)])
     with pytest.raises(ConfigError, match="named: 1, 2;") as caught:
         until(draws, lambda ended: len(ended) == 2)
     assert caught.value.where == "environment.roles.two"
+
+
+def test_a_player_that_may_come_up_later_is_told_of_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only "2" is left to the policy, so nobody here is the judge under another name."""
+    monkeypatch.setattr(draws_module, "PLAYER_EPISODES", 2)
+    draws = make({"judge": Scripted(), "1": Scripted()})
+    draws.submit([request(ordinal) for ordinal in range(4)])
+    until(draws, lambda ended: len(ended) == 4)
+    assert [line for line in caplog.messages if "environment.roles.judge" in line] == [
+        "environment.roles.judge: no turn of the first 2 episodes was this player's."
+    ]
 
 
 def test_agents_that_repeat_refused_requests_do_not_keep_the_engine_from_its_turns(
