@@ -330,7 +330,7 @@ def _owned_replicas(job: ResolvedJob) -> Iterator[str]:
 
 def _follows(job: ResolvedJob) -> Iterator[str]:
     """A role follows another role of this run, which is a trainer, or none. An annotator follows
-    none.
+    none, nor does a generator that answers rewards or episodes.
     """
     for name, role in job.settings.roles.items():
         followed = role.follows
@@ -349,6 +349,11 @@ def _follows(job: ResolvedJob) -> Iterator[str]:
             yield (
                 f"roles.{name}.follows: no weights are pushed to an annotator; leave it out, and "
                 "give it a model."
+            )
+        elif followed and name != ROLLOUT and job.provided[f"roles.{name}"].kind == "generator":
+            yield (
+                f"roles.{name}.follows: weights are pushed to {ROLLOUT} alone, so this role stays "
+                "what it is at the start; leave it out, and give it a model."
             )
 
 

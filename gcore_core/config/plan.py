@@ -690,11 +690,15 @@ def _resolve(core: Mapping[str, Any], plugins: Plugins) -> Iterator[tuple[str, P
             kind = "generator"
         elif section == "roles":
             if name not in roles:
+                asked = sorted(judge for judge in judges if judge)
                 raise ConfigError(
-                    f"no loaded plugin knows a role {name!r}{did_you_mean(name, list(roles))}.",
+                    f"no loaded plugin knows a role {name!r}"
+                    f"{did_you_mean(name, [*roles, *asked])}.",
                     where=path,
-                    why=f"known roles: {', '.join(roles)}",
-                    todo="name the plugin that brings the role, as in plugins: [NAME]",
+                    why=f"known roles: {', '.join(roles)}; rewards and environment.roles name: "
+                    f"{', '.join(asked) or 'none'}",
+                    todo="name the plugin that brings the role, as in plugins: [NAME], or name the "
+                    "role where it is asked: in rewards.<name>.role or environment.roles",
                     choices=list(roles),
                 )
             kind = roles[name].spec.kind  # type: ignore[attr-defined]

@@ -2,7 +2,8 @@
 
 The convention: a ``python`` block runs by itself in a fresh process; a piece of something else has
 the word ``piece`` after ``python`` in the line that begins it, and is only compiled. A ``yaml``
-block is a job, or sections of one: those that it lacks are taken from the README's job.
+block is a job, or sections of one: those that it lacks are taken from the README's job. Roles that
+name neither the policy nor its generator stand beside that job's.
 docs/tutorials/first-plugin.md is followed command by command in
 tests/integration/test_first_plugin.py.
 """
@@ -103,7 +104,10 @@ def test_a_yaml_block_is_a_job_or_sections_of_one(
         for match in BLOCK.finditer(PAGES[0].read_text(encoding="utf-8"))
         if match[1] == "yaml"
     )
-    job = {**yaml.safe_load(whole), **yaml.safe_load(text)}
+    readme, shown = yaml.safe_load(whole), yaml.safe_load(text)
+    job = {**readme, **shown}
+    if not {"policy", "rollout"} & set(job["roles"]):
+        job["roles"] = {**readme["roles"], **job["roles"]}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     with named:
         load_plan(tmp_path / "job.yaml")

@@ -182,3 +182,16 @@ def test_only_another_generator_of_the_run_speaks_for_a_player(
 def test_a_role_that_neither_a_reward_nor_an_episode_asks_is_refused(games: Job) -> None:
     text = refusal(games(ACTS + WITH_OPPONENT), "environment.roles.1=rollout")
     assert "roles.opponent: no reward asks it" in text or "no loaded plugin knows" in text
+
+
+def test_a_role_whose_name_an_environment_misspells_is_found(games: Job) -> None:
+    text = refusal(games(ACTS + WITH_OPPONENT), "environment.roles.1=oponent")
+    assert text.startswith("roles.opponent: ")
+    assert "did you mean 'oponent'?" in text
+    assert "rewards and environment.roles name: oponent" in text
+
+
+def test_a_role_that_speaks_for_a_player_follows_nobody(games: Job) -> None:
+    follows = ["environment.roles.1=opponent", "roles.opponent.follows=policy"]
+    text = refusal(games(ACTS + WITH_OPPONENT), *follows)
+    assert text.startswith("roles.opponent.follows: weights are pushed to rollout alone")
