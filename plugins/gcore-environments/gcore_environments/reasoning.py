@@ -27,8 +27,8 @@ _ADAPTER = "gcore_environments.adapters.reasoning"
 PATIENCE_S = 120.0
 
 
-class Asked:
-    """Asks a class of the adapter, one episode at a time.
+class Adapter:
+    """Asks a class of the adapter in a process of its own, one episode at a time.
 
     where: of the settings, for errors.
     """
@@ -94,7 +94,7 @@ class ReasoningRows:
 
     def __init__(self, config: ReasoningRowsConfig) -> None:
         self._config = config
-        self._asked = Asked("Rows", config, "data.config")
+        self._adapter = Adapter("Rows", config, "data.config")
 
     def __len__(self) -> int:
         return self._config.rows or self._config.size - self._config.first
@@ -103,7 +103,7 @@ class ReasoningRows:
         if not 0 <= row < len(self):
             raise IndexError(f"there are rows 0 to {len(self) - 1}, and {row} was asked for")
         number = self._config.first + row
-        (told,) = self._asked.play({"number": number})["messages"]
+        (told,) = self._adapter.play({"number": number})["messages"]
         question = told["content"]
         fields = {"answer": told["answer"], "metadata": told["metadata"]}
         fields |= {"number": number, "task": self._config.task}
@@ -118,7 +118,7 @@ class ReasoningReward:
 
     def __init__(self, config: ReasoningRewardConfig, context: WorkerContext) -> None:
         words = {"begin": config.begin, "end": config.end}
-        self._asked = Asked("Reasoning", config, "rewards", **words)
+        self._adapter = Adapter("Reasoning", config, "rewards", **words)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return [self._score(record) for record in records]
@@ -131,5 +131,5 @@ class ReasoningReward:
                 "data.use: environments/reasoning"
             )
         row: dict[str, Any] = {name: fields[name] for name in ("number", "task") if name in fields}
-        said = self._asked.play(row, record.text)
+        said = self._adapter.play(row, record.text)
         return Score(value=float(said["rewards"]["right"]))
