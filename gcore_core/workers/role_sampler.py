@@ -100,7 +100,7 @@ class RoleSampler:
         async def ask_what_is_missing(attempt: int) -> None:
             parts = self._deal(sheet, lost)
             errors = await asyncio.gather(
-                *(self._ask_replica(replica, part, sheet) for replica, part in parts.items())
+                *(self._begin_asking(replica, part, sheet) for replica, part in parts.items())
             )
             lost.clear()
             lost.update(replica for replica, error in zip(parts, errors, strict=True) if error)
@@ -138,11 +138,19 @@ class RoleSampler:
                 parts[replica].append(item)
         return parts
 
+    def _begin_asking(
+        self, replica: int, part: list[QuestionItem], sheet: _Sheet
+    ) -> asyncio.Task[WorkerDied | DeadlineExceeded | None]:
+        """Asks one replica, which owes nothing more when that ends, or is cancelled before."""
+        owed = sum(len(item.samples) for item in part)
+        asking = asyncio.create_task(self._ask_replica(replica, part, sheet))
+        asking.add_done_callback(lambda _: self._load.subtract({replica: owed}))
+        return asking
+
     async def _ask_replica(
         self, replica: int, part: list[QuestionItem], sheet: _Sheet
     ) -> WorkerDied | DeadlineExceeded | None:
         """Writes what one replica answers into the sheet; returns the error if it is lost."""
-        owed = sum(len(item.samples) for item in part)
         clock = asyncio.get_running_loop().time
         began_s = clock()
         stream = self._replicas[replica].stream(ASK, AskRequest(part))
@@ -172,8 +180,6 @@ class RoleSampler:
                     self._progress()
         except (WorkerDied, DeadlineExceeded) as error:
             return error
-        finally:
-            self._load[replica] -= owed
         return None
 
 

@@ -387,9 +387,9 @@ class EpisodeDraws:
 
         Raises ConfigError in the first case.
         """
-        if not self._unheard:
+        if not self._unheard or status != FINISHED:
             return
-        self._finished += status == FINISHED
+        self._finished += 1
         if self._finished != PLAYER_EPISODES:
             return
         player, heard = min(self._unheard), sorted(self._heard - {""})

@@ -50,7 +50,7 @@ class Drawn:
     @property
     def lengths(self) -> tuple[int, int]:
         """How many tokens were read, and said."""
-        return (len(self.prompt_ids), len(self.ids)) if self.ids else self.counted
+        return (len(self.prompt_ids), len(self.ids)) if self.prompt_ids else self.counted
 
 
 @dataclass(kw_only=True, eq=False)

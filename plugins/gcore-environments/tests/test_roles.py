@@ -383,8 +383,12 @@ def test_a_player_that_may_come_up_later_is_told_of_once(
     """Only "2" is left to the policy, so nobody here is the judge under another name."""
     monkeypatch.setattr(draws_module, "PLAYER_EPISODES", 2)
     draws = make({"judge": Scripted(), "1": Scripted()})
-    draws.submit([request(ordinal) for ordinal in range(4)])
-    until(draws, lambda ended: len(ended) == 4)
+    draws.submit([request(ordinal) for ordinal in range(2)])
+    until(draws, lambda ended: len(ended) == 2)
+    draws.submit([request(2)])
+    assert draws.abort([(2, 0)])[0].status == ABORTED
+    draws.submit([request(ordinal) for ordinal in range(3, 5)])
+    until(draws, lambda ended: len(ended) == 2)
     assert [line for line in caplog.messages if "environment.roles.judge" in line] == [
         "environment.roles.judge: no turn of the first 2 episodes was this player's."
     ]

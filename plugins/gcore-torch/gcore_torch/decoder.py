@@ -114,7 +114,8 @@ class KeepingDecoder(Decoder, Protocol):
         many rows as can run.
 
         ids: int[T], all tokens that the row has read.
-        experts: pieces [t, L, k] of the experts of these tokens; none where the model has none.
+        experts: pieces [t, L, k] of the experts of these tokens; none where the model has none, or
+            where records are not to name them.
         """
 
     def unread(self, prompt: np.ndarray) -> int:
@@ -441,12 +442,12 @@ class FusedDecoder:
         return one
 
     def unread(self, prompt: np.ndarray) -> int:
-        """See ``Decoder.unread``. What prompts have in common is not looked for."""
+        """See ``KeepingDecoder.unread``. What prompts have in common is not looked for."""
         same = self._kept.longest(prompt)[1]
         return len(prompt) - (same if same >= _KEPT_LEAST else 0)
 
     def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
-        """See ``Decoder.park``."""
+        """See ``KeepingDecoder.park``."""
         if not self._may_keep:
             return
         pairs = self._cache[:, :, row, :, int(self._starts[row]) : self._column].clone()
@@ -873,7 +874,7 @@ class TransformersDecoder:
             else:
                 logits, part = self._read(ids, images)
         routed = self._routed(*ids.shape)
-        if routed and parked:
+        if routed and parked and parked[0].experts:  # else no record is to name them
             routed = [
                 np.concatenate([np.concatenate(one.experts)[:skipped], experts])
                 for one, experts in zip(parked, routed, strict=True)
@@ -907,11 +908,11 @@ class TransformersDecoder:
         return one, same
 
     def unread(self, prompt: np.ndarray) -> int:
-        """See ``Decoder.unread``."""
+        """See ``KeepingDecoder.unread``."""
         return len(prompt) - self._fitting(prompt)[1]
 
     def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
-        """See ``Decoder.park``."""
+        """See ``KeepingDecoder.park``."""
         part = next(one for one in self._parts if (row := row - one.rows) < 0)
         row += part.rows
         if not self._may_keep or not _has_keys_alone(part.cache):

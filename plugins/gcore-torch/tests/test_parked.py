@@ -335,6 +335,13 @@ def test_records_of_a_later_turn_have_the_experts_of_their_whole_prompt(
         np.testing.assert_array_equal(record.columns[ROUTING], fresh.columns[ROUTING])
 
 
+def test_turns_go_on_where_records_are_not_to_have_experts(open_generator: Open) -> None:
+    generator = open_generator("qwen3_moe", routing="never")
+    records = play(generator, [Episode(0)], turns=3, pausing=False)
+    assert generator._usual.kept_tokens
+    assert len(records) == 3 and not any(ROUTING in one.columns for one in records)
+
+
 # -- when rows go ----------------------------------------------------------------------------------
 
 

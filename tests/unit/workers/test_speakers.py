@@ -124,6 +124,20 @@ async def test_a_question_that_nobody_waits_for_is_given_up() -> None:
         answer.result(0)
 
 
+async def test_a_question_that_is_given_up_before_it_is_sent_is_owed_no_more() -> None:
+    replicas: list[Any] = [Replica(), Replica()]
+    sampler = RoleSampler("opponent", replicas, lambda: None)
+    speaker = LoopSpeaker(sampler, asyncio.get_running_loop())
+    early = speaker.ask(question("a"))
+    await asyncio.sleep(0)
+    early.cancel()  # it is dealt next, and given up before what sends it has begun
+    await until(lambda: sampler._load.total() == 1)
+    await until(lambda: sampler._load.total() == 0)
+    replicas[0].may.set()
+    await soon(speaker.ask(question("b")))
+    assert [one.asked for one in replicas] == [["b"], []]
+
+
 @pytest.mark.parametrize("version", [3, 1])
 async def test_a_request_for_records_says_which_replicas_an_environment_may_ask(
     tmp_path: Path, version: int
