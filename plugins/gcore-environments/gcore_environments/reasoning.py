@@ -27,8 +27,8 @@ _ADAPTER = "gcore_environments.adapters.reasoning"
 PATIENCE_S = 120.0
 
 
-class Adapter:
-    """Asks a class of the adapter in a process of its own, one episode at a time.
+class Asked:
+    """Asks a class of the adapter, one episode at a time.
 
     where: of the settings, for errors.
     """
@@ -49,21 +49,26 @@ class Adapter:
             raise self._problem(str(error)) from error
         weakref.finalize(self, self._hosts.close)
 
-    def play(self, row: Mapping[str, Any], text: str | None = None) -> dict[str, Any]:
-        """Returns what a question's episode says at first, or after the answer ``text``.
+    def play(
+        self, row: Mapping[str, Any], text: str | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns what a question's episode says at first, and after the answer ``text``.
 
-        Raises DataError where the package is missing or fails.
+        Raises DataError where the package is missing, or cannot ask the question. Where it cannot
+        score an answer, what is said has an ``error``.
         """
         key = [self._episodes, 0]
         self._episodes += 1
         host = self._hosts.of((0, 0))
         host.send(op="open", id=key, seed=0, row=dict(row), endpoint={})
-        said = self._next()
+        asked = said = self._next()
+        if "error" in asked:
+            raise self._problem(str(asked["error"]))
         if text is not None:
             host.send(op="step", id=key, turn=1, text=text, status=FINISHED)
             said = self._next()
         host.send(op="close", id=key)
-        return said
+        return asked, said
 
     def _next(self) -> dict[str, Any]:
         while True:
@@ -71,8 +76,8 @@ class Adapter:
                 _, said = self._hosts.replies.get(timeout=PATIENCE_S)
             except queue.Empty:
                 raise self._problem(f"it said nothing for {PATIENCE_S:g} s") from None
-            if "error" in said:
-                raise self._problem(str(said["error"]))
+            if "lost" in said:
+                raise self._problem(str(said.get("error") or "its process has ended"))
             if "ready" not in said:
                 return said
 
@@ -94,7 +99,7 @@ class ReasoningRows:
 
     def __init__(self, config: ReasoningRowsConfig) -> None:
         self._config = config
-        self._adapter = Adapter("Rows", config, "data.config")
+        self._asked = Asked("Rows", config, "data.config")
 
     def __len__(self) -> int:
         return self._config.rows or self._config.size - self._config.first
@@ -103,7 +108,8 @@ class ReasoningRows:
         if not 0 <= row < len(self):
             raise IndexError(f"there are rows 0 to {len(self) - 1}, and {row} was asked for")
         number = self._config.first + row
-        (told,) = self._adapter.play({"number": number})["messages"]
+        asked, _ = self._asked.play({"number": number})
+        (told,) = asked["messages"]
         question = told["content"]
         fields = {"answer": told["answer"], "metadata": told["metadata"]}
         fields |= {"number": number, "task": self._config.task}
@@ -114,11 +120,14 @@ class ReasoningRows:
 
 
 class ReasoningReward:
-    """Scores a record by the task's ``score_answer``, for the question of the row's ``number``."""
+    """Scores a record by the task's ``score_answer``, for the question of the row's ``number``.
+
+    A row of the data set that asks something else fails: the two have other settings.
+    """
 
     def __init__(self, config: ReasoningRewardConfig, context: WorkerContext) -> None:
         words = {"begin": config.begin, "end": config.end}
-        self._adapter = Adapter("Reasoning", config, "rewards", **words)
+        self._asked = Asked("Reasoning", config, "rewards", **words)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return [self._score(record) for record in records]
@@ -131,5 +140,19 @@ class ReasoningReward:
                 "data.use: environments/reasoning"
             )
         row: dict[str, Any] = {name: fields[name] for name in ("number", "task") if name in fields}
-        said = self._adapter.play(row, record.text)
+        asked, said = self._asked.play(row, record.text)
+        question = asked["messages"][-1]["content"]
+        if "answer" in fields and question not in _text_of(record.prompt):
+            return failure(
+                f"its row asks something else than question {row['number']} of the reward; give "
+                "the reward the data set's size, questions_seed and options"
+            )
+        if "error" in said:
+            return failure(f"the answer cannot be scored: {said['error']}")
         return Score(value=float(said["rewards"]["right"]))
+
+
+def _text_of(prompt: Prompt) -> str:
+    """Returns all that a row says."""
+    told = [str(message.get("content") or "") for message in prompt.messages or ()]
+    return "\n".join([prompt.text or "", *told])

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gcore_core.contract.errors import DataError
+from gcore_core.contract.errors import DataError, GcoreError
 from gcore_core.contract.records import Prompt
 from gcore_core.contract.scorer import ScoredRecord
 from gcore_environments.traces import columns_of_trace, trace_of
@@ -38,10 +38,17 @@ def stored_episodes(path: str | Path) -> Iterator[ScoredRecord]:
 
     Raises DataError, naming the line, for one that is no episode.
     """
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:  # a line that was cut may end in the middle of a character
         for number, line in enumerate(file, 1):
             try:
                 record = _record_of(json.loads(line))
+            except GcoreError as error:
+                raise DataError(
+                    error.what,
+                    where=": ".join(filter(None, [f"{path}, line {number}", error.where])),
+                    why=error.why,
+                    todo=error.todo or "Take the line out.",
+                ) from error
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"the line is no episode: {type(error).__name__}: {error}.",

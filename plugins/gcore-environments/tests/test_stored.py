@@ -70,3 +70,15 @@ def test_a_line_that_is_no_episode_is_named(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-40])
     with pytest.raises(DataError, match="line 3"):
         list(stored_episodes(file))
+
+
+def test_a_line_cut_within_a_character_and_one_of_another_version_are_named(tmp_path: Path) -> None:
+    reward(tmp_path, keep=True).score(records(2))
+    file = tmp_path / FOLDER / "scorer-2.jsonl"
+    first, second = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(first + second[:40] + "é".encode()[:1])
+    with pytest.raises(DataError, match="line 2: the line is no episode"):
+        list(stored_episodes(file))
+    file.write_bytes(first + second.replace(b'"schema_version": 1', b'"schema_version": 2'))
+    with pytest.raises(DataError, match="line 2: schema_version: is 2, not 1"):
+        list(stored_episodes(file))

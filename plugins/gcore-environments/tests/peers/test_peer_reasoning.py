@@ -122,6 +122,22 @@ def test_a_row_without_a_number_fails_and_a_task_that_there_is_not_is_named(play
         reward.score([_record(Prompt(row=0, text="?", fields={"number": 0}), "1")])
 
 
+@pytest.mark.parametrize(
+    "other", [{"questions_seed": 6}, {"size": 2}, {"options": {"min_terms": 5}}]
+)
+def test_a_reward_with_other_settings_than_the_rows_scores_nothing(
+    player: Any, other: dict[str, Any]
+) -> None:
+    where = {"task": "chain_sum", "size": 8, "questions_seed": 5, "python": str(player.python)}
+    rows = ReasoningRows(ReasoningRowsConfig(**where))
+    given = [rows[n] for n in (2, 3)]
+    for config, found in ((where, 1.0), (where | other, None)):
+        reward = ReasoningReward(ReasoningRewardConfig(**config), WorkerContext(role="reward"))
+        scores = reward.score([_record(row, row.fields["answer"]) for row in given])
+        assert [score.value for score in scores] == [found, found]
+    assert all("questions_seed" in score.reason for score in scores)
+
+
 def test_an_episode_climbs_as_long_as_answers_are_right(player: Any) -> None:
     levels = [{"min_terms": terms, "max_terms": terms} for terms in (2, 3, 4)]
     options = {"min_digits": 1, "max_digits": 1}
