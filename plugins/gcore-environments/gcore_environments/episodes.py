@@ -182,7 +182,7 @@ class Episode:
         line.tools = tuple(observation.get("tools") or line.tools)
         new = list(observation["messages"])
         if role := self._rules.roles.get(player):
-            self._room(read=0)
+            self._room(read=0, tokens=0)
             line.messages += new
             return self._begin_role_turn(role, line, player=player)
         sequence, most = self._continue(line, new)
@@ -215,9 +215,14 @@ class Episode:
         most = self._room(read=length + len(bridge.ids))
         return book.go_on(line.sequence, length, bridge.ids, cause="boundary"), most
 
-    def _room(self, *, read: int) -> int:
+    def _room(self, *, read: int, tokens: int | None = None) -> int:
+        """Returns the most actions of the next turn. Raises EpisodeEnds at a limit.
+
+        tokens: how many count; None: all that the policy has said. For a role none do.
+        """
+        tokens = self.book.actions if tokens is None else tokens
         most, reason = self._rules.limits.next_turn(
-            turns=self._turns_begun, tokens=self.book.actions, read=read
+            turns=self._turns_begun, tokens=tokens, read=read
         )
         if not most:
             raise EpisodeEnds(TRUNCATED, reason)
@@ -304,8 +309,12 @@ class Episode:
         if not self._waiting_agents:
             self._start_clock()
 
-    def _room_of_agent(self, *, read: int, most: int, tokens: int = -1) -> int:
-        tokens = self.book.actions if tokens < 0 else tokens
+    def _room_of_agent(self, *, read: int, most: int, tokens: int | None = None) -> int:
+        """As ``_room``; raises Refused at a limit.
+
+        most: the limit of the agent's request itself; 0: none.
+        """
+        tokens = self.book.actions if tokens is None else tokens
         room, reason = self._rules.limits.next_turn(
             turns=self._turns_begun, tokens=tokens, read=read, most=most
         )

@@ -87,6 +87,7 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
         environment: str = "seats.py:Seats",
         *,
         deterministic: bool = False,
+        max_actions: int = 4096,
         **config: Any,
     ) -> EpisodeDraws:
         settings = {"environment": f"{HERE}/{environment}", "turn_s": PATIENCE_S, **config}
@@ -96,7 +97,7 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
             directory=str(tmp_path),
             speakers=dict(speakers),
         )
-        engine = ScriptedEngine(tokenizer, lambda text: "25")
+        engine = ScriptedEngine(tokenizer, lambda text: "25", max_actions=max_actions)
         made.append(EpisodeDraws(EnvironmentConfig(**settings), context, engine))
         return made[-1]
 
@@ -236,6 +237,17 @@ def test_an_answer_that_was_cut_truncates_the_episode_that_it_ends(make: Make) -
 def test_the_turns_of_roles_count_for_the_limit(make: Make) -> None:
     record = play(make({"2": Scripted()}, turns=3))
     assert (record.status, record.reason) == (TRUNCATED, "turns")
+
+
+def test_a_role_may_end_an_episode_in_which_the_policy_has_said_all_that_it_may(
+    make: Make,
+) -> None:
+    """What a role says is none of the policy's tokens."""
+    record = play(make({"2": Scripted()}, max_actions=6))
+    assert (record.status, record.reason) == (FINISHED, "")
+    assert record.columns["action_mask"].sum() == 6
+    record = play(make({"2": Scripted()}, max_actions=3))
+    assert (record.status, record.reason) == (TRUNCATED, "length")
 
 
 def test_an_aborted_episode_gives_up_what_its_role_owes(make: Make) -> None:
