@@ -310,7 +310,12 @@ class EpisodeDraws:
         if isinstance(turn, Turn):
             self._turns.draw(turn)
             return
-        self._unheard.discard(turn.player)
+        if turn.asked is None:
+            self._unheard.discard(turn.player)
+        else:  # an agent names a role, and no player
+            self._unheard -= {
+                player for player, role in self._rules.roles.items() if role == turn.role
+            }
         self._role_turns.ask(turn)
         if turn.tools and turn.role not in self._told_of_tools:
             self._told_of_tools.add(turn.role)

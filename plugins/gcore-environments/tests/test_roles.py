@@ -406,6 +406,15 @@ def test_a_player_that_may_come_up_later_is_told_of_once(
     ]
 
 
+def test_a_program_asks_a_role_for_all_players_that_it_speaks_for(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(draws_module, "PLAYER_EPISODES", 1)
+    opponent = Scripted()
+    assert play(make({"2": opponent, "3": opponent}, PROGRAM)).status == FINISHED
+    assert not [line for line in caplog.messages if "environment.roles" in line]
+
+
 def test_agents_that_repeat_refused_requests_do_not_keep_the_engine_from_its_turns(
     make: Make,
 ) -> None:
