@@ -21,7 +21,7 @@ class Wait(Enum):
     WORK = "work on records: generation, scoring, preparation, training"
     SOON = "work of seconds: a push that is pulled, a node agent's answer"
     PUSH = "a trainer that gathers or writes its weights"
-    MOVE = "a generator that falls asleep, wakes, or answers a reward's questions"
+    MOVE = "a generator that falls asleep, wakes, or answers questions"
     SHARDS = "a rank that all shards must speak to before it works"
     MEETING = "all shards, or a state that is saved"
     EVER = "what may never come: a worker's end, the beginning of a run"

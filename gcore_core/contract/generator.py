@@ -25,7 +25,7 @@ class SampleRequest:
 
     ordinal, sample: name the sample among those under way.
     seed: 63 bits; all randomness of the sample follows from it.
-    prompt: the row of the dataset, or a reward's question.
+    prompt: the row of the dataset, or a question to the role.
     greedy: the most probable action each time, instead of a draw.
     attempt: how often it was asked for and lost before.
     images: uint8[H, W, C] each, for places of the prompt after the ``prompt.images``;

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from gcore_core.contract.errors import DataError
 
-#: Ordinals from here on are of a reward's questions; no record comes this far.
+#: Ordinals from here on are of questions to a role; no record comes this far.
 FIRST_QUESTION = 1 << 48
 #: Ordinals from here on are of the turns that an environment asks its generator for.
 FIRST_TURN = 1 << 52

@@ -157,13 +157,13 @@ class QuestionItem(Message):
 
 
 class AskRequest(Message):
-    """Asks a generator to answer questions of a reward."""
+    """Asks a generator to answer questions of a reward or an environment."""
 
     questions: list[QuestionItem]
 
 
 class AnswerItem(Message):
-    """Holds one answer to a question of a reward.
+    """Holds one answer to such a question.
 
     index: of the question in the request.
     sample: which answer to it this is.

@@ -1,7 +1,7 @@
-"""Answers for a generator: what controllers, rewards and the trainer can ask of one replica.
+"""Answers for a generator: what may be asked of one replica.
 
 generate   leases in, finished headers out              Rounds, DrawnRecords, EngineDriver
-ask        questions of rewards in, answers out         Asking, EngineDriver
+ask        questions to its role in, answers out        Asking, EngineDriver
 pull       weights from the trainer                     WeightsFollower
 sleep, wake   the engine's memory given back and taken  EngineDriver's lock
 """
@@ -165,7 +165,7 @@ class GeneratorShell:
                     yield awaited
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
-        """Streams the answers to a reward's questions as they finish."""
+        """Streams the answers to questions as they finish."""
         opened, samples = await self._asking.open(request, call)
         try:
             await self._engine.submit(samples)

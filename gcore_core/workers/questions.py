@@ -1,4 +1,6 @@
-"""Lets a generator answer questions of rewards; the same engine draws them, and text goes back.
+"""Lets a generator answer questions; the same engine draws them, and text goes back.
+
+Rewards ask them, and environments for which its role speaks.
 
 Nothing of an answer is stored. A question's samples get ordinals from ``FIRST_QUESTION`` on, so
 that what the engine has finished can be told apart from records by its key.
@@ -21,9 +23,9 @@ Key = tuple[int, int]
 
 @dataclass
 class OpenRequest:
-    """Holds one request of a scorer, until all its answers have been sent.
+    """Holds one request of a worker that asks, until all its answers have been sent.
 
-    call: the scorer's, whose deadline is extended when samples end.
+    call: that worker's, whose deadline is extended when samples end.
     missing: key of a sample in the engine -> (index of its question, which sample of it).
     inbox: answers to send, in lists. An empty list says that the engine has failed.
     """

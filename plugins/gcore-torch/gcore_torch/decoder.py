@@ -804,7 +804,8 @@ class TransformersDecoder:
 
     routers: of a mixture of experts, once the generator has set them.
     routed: of the latest call, for each row that it read uint8 or uint16 [T, L, k]: the experts of
-        the T tokens that it read. Empty without routers.
+        the T tokens that it read, behind those of the parked row that it went on from. Empty
+        without routers.
 
     products: the form of products with weights.
     capacity: most rows that are parked.
@@ -913,9 +914,13 @@ class TransformersDecoder:
 
     def park(self, row: int, ids: np.ndarray, experts: Sequence[np.ndarray] = ()) -> None:
         """See ``KeepingDecoder.park``."""
-        part = next(one for one in self._parts if (row := row - one.rows) < 0)
-        row += part.rows
-        if not self._may_keep or not _has_keys_alone(part.cache):
+        if not self._may_keep:
+            return
+        for part in self._parts:
+            if row < part.rows:
+                break
+            row -= part.rows
+        if not _has_keys_alone(part.cache):
             return
         at = slice(row, row + 1)
         cache = _with_layers(part.cache, lambda layers: layers[0][at].clone())
