@@ -22,6 +22,7 @@ def problems(plan: Mapping[str, Any], job: ResolvedJob) -> Iterator[str]:
     """Yields problems with the section ``environment`` and with rewards that read it."""
     config = job.objects.get("environment")
     yield from _rewards(job)
+    yield from _kept_once(job)
     if not isinstance(config, PlayConfig):
         return
     yield from _parser(config)
@@ -56,6 +57,20 @@ def _rewards(job: ResolvedJob) -> Iterator[str]:
                 f"{path}.use: {provider.reference} reads what an environment gave, and this job "
                 "has none; add the section environment."
             )
+
+
+def _kept_once(job: ResolvedJob) -> Iterator[str]:
+    """One reward keeps episodes: they all write into the same folder."""
+    first, *others = [
+        path
+        for path, config in job.objects.items()
+        if isinstance(config, EnvironmentRewardConfig) and config.keep
+    ] or [""]
+    for path in others:
+        yield (
+            f"{path}.config.keep: {first} keeps each episode already, and it would be there twice; "
+            "leave it out here."
+        )
 
 
 def _parser(config: PlayConfig) -> Iterator[str]:

@@ -85,6 +85,15 @@ def test_a_parser_that_there_is_not_is_a_problem_of_the_job() -> None:
     assert "'hermess' (did you mean 'hermes'?)" in problem
 
 
+def test_two_rewards_that_keep_episodes_are_a_problem_of_the_job() -> None:
+    given = job()
+    for name in ("left", "both"):
+        given.objects[f"rewards.{name}"] = EnvironmentRewardConfig(keep=True)
+    given.provided["environment"] = SimpleNamespace(reference="environments")
+    (problem,) = problems({}, given)
+    assert problem.startswith("rewards.both.config.keep: rewards.left keeps each episode already")
+
+
 def facts(directory: Path, steps: int = 9) -> RunFacts:
     rewards = {
         "right": {"use": "environments", "config": {"name": "wright"}},
