@@ -114,6 +114,7 @@ class EpisodeDraws:
         self._starts_failed = 0  # how many hosts in a row ended before they were ready
         self._tools_looked_at = False
         self._told_of_tools: set[str] = set()  # roles of which the log says that they have tools
+        self._told_of_failures: set[tuple[str, str]] = set()  # (role, reason) that the log has
         self._heard: set[str] = set()  # names of players who were asked to speak
         self._unheard = set(self._rules.roles)  # players of roles that have had no turn
         self._finished = 0  # episodes, while there are such players
@@ -281,6 +282,7 @@ class EpisodeDraws:
 
         def reply() -> None:
             said = _answer_of(turn, answer)
+            self._look_at_failure(turn, said)
             if turn.asked is not None:
                 episode.role_answer(turn, turn.asked, said)
             else:
@@ -325,6 +327,17 @@ class EpisodeDraws:
                 turn.role,
                 len(turn.tools),
                 turn.player,
+            )
+
+    def _look_at_failure(self, turn: RoleTurn, said: Answer) -> None:
+        """Warns once of each reason for which a role could not answer."""
+        failure = turn.role, said.reason
+        if said.status == FAILED and failure not in self._told_of_failures:
+            self._told_of_failures.add(failure)
+            log.warning(
+                "episode %s: role %s could not answer: %s; this is told once",
+                turn.key,
+                *failure,
             )
 
     def _look_at_tools(self, messages: Sequence[Any], tools: Sequence[Any]) -> None:

@@ -220,12 +220,15 @@ def test_an_episode_whose_role_is_lost_fails_and_others_go_on(make: Make) -> Non
 
 @pytest.mark.parametrize(("player", "status"), [("2", TRUNCATED), ("1", FAILED)])
 def test_a_role_that_cannot_answer_ends_the_episode_as_the_policys_turn_would(
-    make: Make, player: str, status: str
+    make: Make, player: str, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the policy has said before is kept."""
+    """What the policy has said before is kept. The log says the reason once."""
     refusing = Scripted(lambda question: said("", FAILED, "prompt_too_long"))
-    record = play(make({player: refusing}))
-    assert (record.status, record.reason) == (status, "role_failed: opponent: prompt_too_long")
+    draws = make({player: refusing})
+    for _ in range(2):
+        record = play(draws)
+        assert (record.status, record.reason) == (status, "role_failed: opponent: prompt_too_long")
+    assert caplog.text.count("role opponent could not answer: prompt_too_long") == 1
 
 
 def test_an_answer_that_was_cut_truncates_the_episode_that_it_ends(make: Make) -> None:
