@@ -94,6 +94,12 @@ def _patience(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
 
 def _players(job: ResolvedJob, config: PlayConfig) -> Iterator[str]:
     """A role speaks for a player that the game has, where that is known, and not for all."""
+    if "" in job.settings.speakers:
+        yield (
+            "environment.roles: the player without a name is the policy, so no role speaks for it; "
+            "name the player as the environment does."
+        )
+        return
     if not isinstance(config, TextArenaConfig) or not job.settings.speakers:
         return
     names = [str(number) for number in range(config.players)] if config.players > 1 else [""]

@@ -466,6 +466,7 @@ def test_agents_that_repeat_refused_requests_do_not_keep_the_engine_from_its_tur
         (2, ["2"], "environment.roles.2: the players of this game are 0, 1; name one of them"),
         (1, ["1"], "environment.roles.1: the players of this game have no names: it is for one"),
         (2, ["0", "1"], "environment.roles: roles speak for all players of this game"),
+        (1, [""], "environment.roles: the player without a name is the policy"),
     ],
 )
 def test_a_role_speaks_for_some_players_that_a_game_of_textarena_has(
