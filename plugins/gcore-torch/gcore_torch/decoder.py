@@ -203,7 +203,7 @@ class FusedDecoder:
     def _new_cache(self, columns: int) -> Tensor:
         """Returns a cache [layers, 2, its rows, K, columns, E]: keys, then values.
 
-        Beginnings make room for it where it is larger, since the former one is still there.
+        Beginnings that take more than it adds give way before it is made.
         """
         layers = len(self._model.model.layers)
         shape = (layers, 2, self._cache_rows, self._kv_heads, columns, self._size)
