@@ -36,7 +36,7 @@ def job(objective: Any = None, reward: bool = True, **config: Any) -> Any:
     if reward:
         objects["rewards.right"] = EnvironmentRewardConfig(name="right")
     provided = {"objective": SimpleNamespace(reference="mine", owner="acme-losses 1.0")}
-    settings = SimpleNamespace(run=SimpleNamespace(patience_s=600.0))
+    settings = SimpleNamespace(run=SimpleNamespace(patience_s=600.0), speakers={})
     return SimpleNamespace(objects=objects, provided=provided, settings=settings)
 
 
