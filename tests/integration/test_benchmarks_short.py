@@ -306,6 +306,7 @@ def assert_well_formed(claim: Mapping[str, Any]) -> None:
 #: benchmarks whose short form is elsewhere, and where
 ELSEWHERE = {
     "decode_real": "tests/integration/test_real_model_benchmark.py",
+    "environments_read_again": "benchmarks/environments.py",  # runs it as a part
     "gpu": "tests/integration/test_gpu_benchmark.py",
     "house": "tests/unit/project/test_house.py",
     "real_model": "tests/integration/test_real_model_benchmark.py",
