@@ -6,10 +6,6 @@ What must not change a run's weights is in plugins/gcore-environments/tests/test
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +14,7 @@ import pytest
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
+from tests.support.recipe_runs import ten_steps
 
 pytest.importorskip("gcore_environments")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -132,16 +129,7 @@ def test_ten_steps_improve_the_policy(tmp_path: Path) -> None:
     """A short run, as a person starts it; its records have turns, and all words of the adder are
     masked.
     """
-    overrides = ["run.steps=10", "evaluation.every=10", "run.dir=run", "plugins=[]"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "run", str(RECIPES / "calculator.yaml"), *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = ten_steps("calculator", tmp_path)
     before, after = (rows[at]["evaluation"]["sampled/right"] for at in (0, -1))
     assert 0.15 < before < 0.5
     assert after > before + 0.1

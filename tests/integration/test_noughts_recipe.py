@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
+from tests.support.recipe_runs import ten_steps
 
 pytest.importorskip("gcore_environments")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -134,18 +130,7 @@ def test_the_yaml_is_a_valid_job_whose_opponent_is_the_start() -> None:
 @pytest.mark.rest
 def test_ten_steps_improve_the_policy(tmp_path: Path) -> None:
     """A short run, as a person starts it, against an opponent that stays as it was."""
-    overrides = ["run.steps=10", "evaluation.every=10", "run.dir=run", "plugins=[]"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "run", str(RECIPES / "noughts.yaml"), *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows: list[dict[str, Any]] = [
-        json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    ]
+    rows = ten_steps("noughts", tmp_path)
     before, after = (rows[at]["evaluation"]["sampled/win"] for at in (0, -1))
     assert 0.3 < before < 0.55
     assert after > before

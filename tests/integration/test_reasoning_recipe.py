@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +12,7 @@ import pytest
 from gcore_core.config.plan import load_plan
 from gcore_core.contract.factories import import_file
 from tests.support import peers
+from tests.support.recipe_runs import ten_steps
 
 pytest.importorskip("gcore_environments")
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -84,19 +82,10 @@ def test_ten_steps_end_and_harder_questions_are_asked_of_who_is_right(tmp_path: 
     own = importlib.util.find_spec("reasoning_gym")
     python = sys.executable if own else peers.interpreter("reasoning", "reasoning-gym==0.1.25")
     overrides = [
-        *("run.steps=10", "evaluation.every=10", "run.dir=run", "plugins=[]"),
         "roles.policy.model.make.config.steps=200",
         f"environment.config.python={python}",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "gcore_core", "run", str(RECIPES / "reasoning.yaml"), *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "G_CORE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = ten_steps("reasoning", tmp_path, *overrides)
     assert rows[-1]["step"] == 10
     metrics = [row["metrics"] for row in rows[1:]]
     assert all(0 < row["reward/right"] < 3 for row in metrics)
