@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcore_testing.plugin_commands.descriptions import field_help
+
 from gcore_core import cli
-from gcore_core.config.plugin_description import field_help
 from gcore_core.config.schema import core_keys
 from gcore_core.contract.errors import GcoreError
 from gcore_core.contract.factories import import_attribute

@@ -23,7 +23,7 @@ VERBS = {
     "resume": "go on with a run from its newest checkpoint",
     "check": "resolve and check a YAML file without starting anything",
     "config": "print the resolved configuration, or why a key has its value",
-    "plugins": "list, show and check plugins",
+    "plugins": "list plugins; with gcore-testing, show and check them",
 }
 
 #: Distribution of this project -> its commands, besides the verbs. The core runs without it,
@@ -34,7 +34,7 @@ COMMANDS_OF = {
     "gcore-report": ("diff", "eval", "logs", "report", "trace", "watch"),
     "gcore-rewards": ("human",),
     "gcore-sentinel": ("sentinel",),
-    "gcore-testing": ("conformance", "new"),
+    "gcore-testing": ("conformance", "new", "plugins"),
     "gcore-tools": (
         *("checkpoint", "completion", "demo", "doctor", "export", "hash", "plan"),
         *("recipes", "shrink", "venv"),
@@ -127,7 +127,7 @@ def _dispatch(words: list[str], *, owns_process: bool) -> int:
         parser.parse_args(words)
         return 0
     if verb not in VERBS:
-        return _run_plugin_command(verb, arguments)
+        return run_plugin_command(verb, arguments)
     # Intermixed: options may stand between the file and the overrides.
     args = verb_parser(verb).parse_intermixed_args(arguments)
     args.owns_process = owns_process
@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_plugin_command(name: str, words: list[str]) -> int:
+def run_plugin_command(name: str, words: list[str]) -> int:
     """Loads the plugin ``name`` alone and runs its command ``words[0]`` with the other words.
 
     A command named ``default`` gets all the words when the first one names no command.
@@ -186,7 +186,7 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
 
     installed = catalog.scan()
     if name not in installed.names():
-        _refuse_missing_command(name)
+        _refuse_missing_command(name, words)
         _refuse_missing_plugin(name, {plugin.distribution for plugin in installed.plugins})
         known = [command for commands in COMMANDS_OF.values() for command in commands]
         choices = [*VERBS, *known, *installed.names()]
@@ -220,7 +220,7 @@ def _run_plugin_command(name: str, words: list[str]) -> int:
     raise ConfigError(f"plugin {name!r} {problem}.", why=offered, choices=list(commands))
 
 
-def _refuse_missing_command(name: str) -> None:
+def _refuse_missing_command(name: str, words: list[str]) -> None:
     """Raises PluginNotFound for a command of ``COMMANDS_OF``, whose distribution is not here."""
     from gcore_core.config.homes import home_of
     from gcore_core.contract.errors import PluginNotFound
@@ -228,8 +228,10 @@ def _refuse_missing_command(name: str) -> None:
 
     for distribution, commands in COMMANDS_OF.items():
         if name in commands:
+            # Of a verb it is an action that is missing.
+            command = f"{name} {words[0]}" if name in VERBS else name
             raise PluginNotFound(
-                f"g-core {name} comes with {distribution}, which is not installed.",
+                f"g-core {command} comes with {distribution}, which is not installed.",
                 todo=install_command(home_of(name)),
             )
 

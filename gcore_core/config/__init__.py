@@ -11,8 +11,6 @@
     interpreters        what another Python has installed
     venvs               which interpreter ``venv:NAME`` is
     user_functions      functions in Python files of the user
-    plugin_description  what a plugin offers, as data and as text
-    scaffold            a new plugin, from templates
 
 ``plan.load_plan`` is where a job is read; it calls the others.
 """

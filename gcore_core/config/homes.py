@@ -28,6 +28,7 @@ HOMES = {
     "new": "gcore-testing",
     "offline": "gcore-algorithms",
     "plan": "gcore-tools",
+    "plugins": "gcore-testing",
     "ray": "gcore-nodes",
     "recipes": "gcore-tools",
     "shrink": "gcore-tools",

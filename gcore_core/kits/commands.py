@@ -19,6 +19,7 @@ home_of: what to install for a plugin.
 leftovers, uninstall_command: distributions of 0.2 that are still here, and what removes them.
 package_folders: finds the folders of one name that plugins bring in their packages.
 print_table: prints rows under headings.
+print_plugins: prints plugins with their states.
 say_phase: prints what a command does now, besides what it is asked to print.
 write_file: writes the file that an option names.
 flat: dotted key -> value of a tree.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gcore_core.cli import say_phase as say_phase
     from gcore_core.cli import verb_parser as verb_parser
     from gcore_core.cli import write_file as write_file
+    from gcore_core.cli.plugins import print_plugins as print_plugins
     from gcore_core.config import catalog as catalog
     from gcore_core.config import venvs as venvs
     from gcore_core.config import yaml12 as yaml12
@@ -77,6 +79,7 @@ _HOMES = {
     "open_interpreter": "gcore_core.config.interpreters",
     "package_folders": "gcore_core.config.catalog",
     "pinned": "gcore_core.config.yaml_source",
+    "print_plugins": "gcore_core.cli.plugins",
     "print_table": "gcore_core.cli",
     "read_plan": "gcore_core.config.plan",
     "read_source": "gcore_core.config.yaml_source",

@@ -9,7 +9,8 @@ import os
 from dataclasses import fields
 from pathlib import Path
 
-from gcore_core.config.plugin_description import field_help
+from gcore_testing.plugin_commands.descriptions import field_help
+
 from gcore_core.contract.traits import Traits
 
 PAGE = Path(__file__).parents[2] / "docs/reference/traits.md"

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from gcore_testing import fake
 from gcore_testing.installed import InstalledPlugins, Wheel
+from gcore_testing.plugin_commands.check import check_all
 
-from gcore_core.cli.plugins import check_all
 from gcore_core.config import catalog
 
 BROKEN, CLASHING, INCOMPATIBLE, UNDECLARED, ALL = 20, 5, 10, 5, 200

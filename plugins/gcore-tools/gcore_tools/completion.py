@@ -78,6 +78,8 @@ def whole_parser(files: object) -> argparse.ArgumentParser:
     for verb, summary in VERBS.items():
         _add(parsers, verb, summary, verb_parser(verb), files)
     for plugin, commands in _commands().items():
+        if plugin in VERBS:
+            continue  # the verb's own parser has its actions
         default = commands.get("default")
         own = _parser_of(default) if default else None
         if default and own:

@@ -267,6 +267,20 @@ def test_a_command_whose_distribution_is_not_installed_says_what_to_install(
     assert "pip install" in todo and distribution in todo
 
 
+def test_what_imports_a_plugin_to_show_or_check_it_comes_with_gcore_testing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list needs nothing but the core."""
+    nothing = catalog.scan([])
+    monkeypatch.setattr(catalog, "scan", lambda path=None: nothing)
+    assert cli.main(["plugins"]) == 0
+    capsys.readouterr()
+    assert cli.main(["plugins", "show", "core"]) == 3
+    facts, todo = capsys.readouterr().err.splitlines()
+    assert facts == "g-core plugins show comes with gcore-testing, which is not installed."
+    assert todo.strip() == install_command("gcore-testing")
+
+
 @pytest.mark.parametrize(
     ("plugin", "distribution"),
     [("trackers", "gcore-report"), ("teacher", "gcore-algorithms"), ("vllm", "gcore-vllm")],

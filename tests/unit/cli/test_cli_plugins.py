@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from gcore_testing.installed import InstalledPlugins, Wheel
+from gcore_testing.plugin_commands.check import check_one
+from gcore_testing.plugin_commands.descriptions import field_help
 
 from gcore_core import cli
-from gcore_core.config.plugin_description import field_help
+from gcore_core.config.interpreters import Interpreter
 
 HEAD = (
     "from dataclasses import dataclass\nfrom gcore_core import hookimpl\nfrom "
@@ -305,6 +307,15 @@ def test_check_accepts_a_local_file_of_the_project(
     (tmp_path / "mine.py").write_text(HEAD + "@hookimpl\ndef gcore_filterz():\n    return []")
     assert cli.main(["plugins", "check", str(tmp_path / "mine.py")]) == 3
     assert "plugin 'mine'" in capsys.readouterr().out
+
+
+def test_check_in_another_interpreter_brings_what_checks_along(tmp_path: Path) -> None:
+    """An engine's interpreter need not have gcore-testing."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    report = check_one("core", Interpreter(python=str(python), path=()))
+    assert (report.problems, report.notes) == ([], [])
 
 
 @pytest.mark.rest

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
+from gcore_testing.plugin_commands.descriptions import field_help
 
-from gcore_core.config.plugin_description import field_help
 from gcore_core.contract.errors import ContractError
 from gcore_core.contract.providers import KINDS, ObjectiveProvider
 from gcore_core.contract.traits import (

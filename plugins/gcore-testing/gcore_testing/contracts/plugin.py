@@ -26,7 +26,6 @@ import pytest
 
 from gcore_core.config import catalog
 from gcore_core.config.plan import load_plan
-from gcore_core.config.plugin_description import default_traits
 from gcore_core.config.plugins import Plugins, Provided
 from gcore_core.contract.errors import ConfigError, GcoreError, PluginBroken
 from gcore_core.contract.factories import import_attribute, import_source, reference_to
@@ -45,6 +44,7 @@ from gcore_core.contract.traits import Traits, methods_of, protocols_of
 from gcore_core.run.initial_placement import find_nodes, place
 from gcore_testing import fake
 from gcore_testing.contracts.base import Contract
+from gcore_testing.plugin_commands.descriptions import default_traits
 
 #: What a hook may take: descriptions are data, nothing is computed or opened for them.
 HOOKS_LIMIT_S = 0.5

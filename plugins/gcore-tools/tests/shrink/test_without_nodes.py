@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from gcore_testing.plugin_commands.check import inspect_plugin
 from gcore_tools import shrink as plugin
 from gcore_tools.shrink import without_nodes
 from gcore_tools.shrink.commands import shrink
 
-from gcore_core.cli.plugins import inspect_plugin
 from gcore_core.config.interpreters import Interpreter
 from gcore_core.contract.errors import ConfigError
 from gcore_core.contract.installing import install_command
