@@ -270,7 +270,10 @@ def convert_class(
     for method in former:
         trait = FORMER_METHODS[method.name]
         if not trait:
-            module.leave(method, f"{method.name}: check it in gcore_check of the plugin")
+            todo = "check it in gcore_check of the plugin"
+            if method.name == "keeps_weights":
+                todo = "say it where memory of the description says what a worker needs asleep"
+            module.leave(method, f"{method.name}: {todo}")
             continue
         value = returned(method)
         if value is None:
@@ -279,7 +282,7 @@ def convert_class(
         else:
             text = module.text(value)
             module.edits.append(whole(module, method))
-        values[trait] = f"not ({text})" if method.name == "keeps_weights" else text
+        values[trait] = text
     bases = sorted(bases_of(node))
     inherits = any(base in having or base not in names for base in bases)
     call = ", ".join(f"{name}={value}" for name, value in values.items())

@@ -110,9 +110,6 @@ class Traits:
     """Its records of a mixture of experts say which experts computed each token, in the column
     "routing"."""
 
-    drops_weights: bool = _trait(False, "generator")
-    """It keeps no weights in host memory while it sleeps, so the core counts none there."""
-
     tokens: bool = _trait(False, generator="generator:TakesTokens")
     """It goes on behind given tokens, with limits and stops of each request."""
 
@@ -307,9 +304,8 @@ FORMER_METHODS: Mapping[str, str] = {
             *("updates_per_step", "works_without_rewards"),
         )
     },
-    **dict.fromkeys(("adapts", "compares_samples", "cuts_samples"), ""),
+    **dict.fromkeys(("adapts", "compares_samples", "cuts_samples", "keeps_weights"), ""),
     "gives_routing": "routing",
-    "keeps_weights": "drops_weights",
     "takes_adapters": "adapters",
 }
 #: Words of descriptions of 0.2: capabilities, and flags -> the field that says it now.

@@ -115,7 +115,7 @@ async def _next(job: Job, key: bytes, display: Display) -> Job:
         )
     resumed = begins_from(job.directory, job.plan, job.rows["train"], display.note)
     display.note(f"the run goes on from step {resumed.step}")
-    placed = await place_run(job.plan, job.launcher, job.models, display.note, again=True)
+    placed = await place_run(job.plan, job.launcher, display.note, again=True)
     say_changes(job.plan, job.placed.missing, placed, display.note)
     return replace(job, resumed=resumed, placed=placed)
 

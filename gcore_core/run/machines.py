@@ -29,14 +29,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gcore_core.config.plan import Plan
 from gcore_core.contract import run_files
 from gcore_core.contract.errors import ConfigError, PlacementError, WorkerDied, WorkerError
 from gcore_core.contract.launching import ElasticLauncher, FoundNodes, Launcher, Site
 from gcore_core.contract.traits import traits_of
-from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import Placed, place, place_on_fewer
 from gcore_core.run.jobs import Job
 
@@ -49,7 +47,6 @@ _LOOK_S = 1.0  # so often it is looked whether somebody has named a machine
 async def place_run(
     plan: Plan,
     launcher: Launcher,
-    models: Mapping[str, Mapping[str, Any]],
     say: Callable[[str], None],
     *,
     again: bool,
@@ -58,7 +55,6 @@ async def place_run(
 ) -> Placed:
     """Places an attempt of a run on the machines that there are.
 
-    models: role -> its ``model:`` mapping; sleeping generators keep these in a machine's memory.
     say: is told why the run waits, at once and then every half a minute.
     again: the run goes on by itself. It had its machines once, so it goes on with those that are
         left, and waits for more where these are too few.
@@ -80,7 +76,7 @@ async def place_run(
     while True:
         found = await launcher.find_nodes(devices, again=True)
         try:
-            return _fitted(plan, models, found)
+            return _fitted(plan, found)
         except PlacementError as error:
             reason = str(error).partition("\n")[0]
         waited_s = clock() - began_s
@@ -94,18 +90,11 @@ async def place_run(
         await pause(min(_ASK_S, wait_s - waited_s))
 
 
-def _fitted(
-    plan: Plan,
-    models: Mapping[str, Mapping[str, Any]],
-    found: FoundNodes,
-) -> Placed:
-    """Places a run on machines. Raises PlacementError, also where the launcher refuses them, or one
-    has too little memory for generators that sleep.
-    """
+def _fitted(plan: Plan, found: FoundNodes) -> Placed:
+    """Places a run on machines. Raises PlacementError, also where the launcher refuses them."""
     if found.refusal:
         raise PlacementError(found.refusal)
     placed = place_on_fewer(plan, found.nodes)
-    host_memory(plan, placed, models)
     return replace(placed, missing=found.missing)
 
 

@@ -26,7 +26,6 @@ from gcore_core.run.checkpoints import Checkpoints
 from gcore_core.run.consumed import check_data
 from gcore_core.run.data_checks import DATASETS
 from gcore_core.run.display import Display, open_display
-from gcore_core.run.host_memory import host_memory
 from gcore_core.run.initial_placement import run_apart
 from gcore_core.run.jobs import Job
 from gcore_core.run.machines import place_run, say_changes
@@ -72,7 +71,7 @@ def prepare(
     rows = {DATASETS[path]: len(dataset) for path, dataset in datasets.items()}
     launcher: Launcher = build(plan.factory("launcher"))
     named = {role: node.model for role, node in plan.settings.roles.items()}
-    placed = run_apart(lambda: place_run(plan, launcher, named, display.note, again=by_itself))
+    placed = run_apart(lambda: place_run(plan, launcher, display.note, again=by_itself))
     check_parts(plan)
     seen = check_files(plan, placed.nodes, display.phase, datasets)
     expected = check_estimates(plan, placed, start.overrides, seen.facts)
@@ -97,9 +96,6 @@ def prepare(
     notes = [*plan.notes, placed.note, push_note, *seen.notes, *expected]
     for note in filter(None, notes):
         display.note(note)
-    kept_weights = host_memory(plan, placed, models)
-    if kept_weights:
-        display.note(kept_weights)
     restarts = start.restarts
     if restarts is None:
         restarts = plan.settings.checkpoint.restarts

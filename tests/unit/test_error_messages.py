@@ -238,7 +238,7 @@ def machines_left(world: World) -> None:
     clock = [0.0]
     plan = world.load("roles.policy.slots=2")
     placing = place_run(
-        plan, Launcher(), {}, lambda text: None, again=True, pause=pause, clock=lambda: clock[-1]
+        plan, Launcher(), lambda text: None, again=True, pause=pause, clock=lambda: clock[-1]
     )
     asyncio.run(placing)
 

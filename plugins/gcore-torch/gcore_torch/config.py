@@ -190,7 +190,6 @@ class TorchGeneratorConfig(GeneratorSettings):
         keeps_base = self.sleep == "keep"
         return replace(
             super().traits(),
-            drops_weights=not keeps_base,
             adapters=keeps_base,
             routing=self.routing == "auto",
             abort=True,

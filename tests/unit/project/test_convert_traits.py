@@ -61,15 +61,17 @@ def test_methods_and_words_become_fields(tmp_path: Path) -> None:
     assert "        return Traits(logprob_band=self.clip / 2)\n" in text
     assert (
         "        return replace(super().traits(), abort=True, receives_weights=True, "
-        "drops_weights=not (self.clip > 1), samples_alike=self._samples_alike())\n"
+        "samples_alike=self._samples_alike())\n"
     ) in text
     assert "    def _samples_alike(self) -> str:\n" in text
-    assert "def keeps_weights" not in text and "def logprob_band" not in text
+    assert "def keeps_weights" in text and "def logprob_band" not in text
     assert "    return traits_of(config).requires | config.requires()\n" in text
     assert "capabilities" not in hooks.read_text()
     assert done.stdout.splitlines() == [
         str(config),
         str(hooks),
+        f"{config}:17: keeps_weights: say it where memory of the description says what a worker "
+        "needs asleep",
         f"{config}:27: if this asks a config, write traits().requires",
         f"{hooks}:5: 'mine:own' has no field; nothing reads it",
         f"{hooks}:8: give it a config class with traits(): Traits(asks=True)",

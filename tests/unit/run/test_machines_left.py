@@ -129,7 +129,7 @@ def placed_again(plan: Plan, launcher: Launcher, said: list[str]) -> Placed:
     clock = Clock()
     assert isinstance(launcher, ElasticLauncher)
     return asyncio.run(
-        place_run(plan, launcher, {}, said.append, again=True, pause=clock.pause, clock=clock)
+        place_run(plan, launcher, said.append, again=True, pause=clock.pause, clock=clock)
     )
 
 
@@ -186,10 +186,10 @@ def test_a_run_that_begins_asks_for_all(tmp_path: Path) -> None:
     launcher = Launcher(found(machines(2)))
     plan = planned(tmp_path, "roles.rollout.slots=3")
     with pytest.raises(PlacementError):  # none is missing, so nothing is given up
-        asyncio.run(place_run(plan, launcher, {}, print, again=False))
+        asyncio.run(place_run(plan, launcher, print, again=False))
     assert launcher.asked == [False]
     fewer = Launcher(found(machines(1, devices=2)))
-    placed = asyncio.run(place_run(plan, fewer, {}, print, again=False))
+    placed = asyncio.run(place_run(plan, fewer, print, again=False))
     assert placed.window.slots["rollout"] == 2
 
 
