@@ -30,7 +30,7 @@ from gcore_core.contract.errors import (
     did_you_mean,
 )
 from gcore_core.contract.factories import import_source
-from gcore_core.contract.looking import Look
+from gcore_core.contract.looking import Look, Seen
 from gcore_core.contract.missing_modules import import_advice
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import KINDS, Provider
@@ -108,7 +108,7 @@ class FileChecks:
     """Holds what plugins say of the files that a job names.
 
     problems: one sentence each, with the plugin's name.
-    looks: plugin and what it has looked at; the check answers them.
+    looks: plugin and what it has looked at.
     """
 
     problems: list[str]
@@ -234,6 +234,15 @@ class Plugins:
             else:
                 looks.append((name, self._anchored_look(name, said)))
         return FileChecks(problems=problems, looks=looks)
+
+    def answer_looks(
+        self, looks: Sequence[tuple[str, Look]], say: Callable[[str], None]
+    ) -> Seen | None:
+        """Returns what the first ``gcore_answer_looks`` hook says; None where no plugin has it."""
+        for impl in self._manager.hook.gcore_answer_looks.get_hookimpls():
+            seen: Seen = _call(impl, {"looks": looks, "say": say})
+            return seen
+        return None
 
     def preflight(
         self,

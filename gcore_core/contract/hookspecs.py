@@ -27,7 +27,7 @@ chosen under ``observers:``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pluggy
@@ -35,7 +35,7 @@ import pluggy
 from gcore_core.contract import providers as p
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import GcoreError
-from gcore_core.contract.looking import Look
+from gcore_core.contract.looking import Look, Seen
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.records import RunFacts, StepReport, WorkerFailure
 
@@ -207,13 +207,28 @@ def gcore_check_files(  # type: ignore[empty-body]
     a run calls the hook once more after it made one.
 
     What needs an engine's libraries is yielded as a ``Look``: its function is called in a helper
-    process of the role's interpreter, and what it finds is reported as if this hook had.
+    process of the role's interpreter, and what it finds is reported as if this hook had. That is
+    done by ``gcore_answer_looks``.
 
     ``datasets`` maps "data" and "evaluation.data" to the dataset that the job chose there, opened
     in this process just before the first call of the hook and closed after the last. One is left
     out where its settings say that opening it ``downloads``. So is one that cannot be opened or
     read; the core tells that. A plugin that looks at rows takes few of them: see
     ``gcore_language.rows``.
+    """
+
+
+@hookspec
+def gcore_answer_looks(  # type: ignore[empty-body]
+    looks: Sequence[tuple[str, Look]], say: Callable[[str], None]
+) -> Seen:
+    """Answers the looks that ``gcore_check_files`` hooks of all plugins have yielded.
+
+    Called after them, in the process that reads the configuration, where there are some. The first
+    plugin that has the hook answers: one of the job's, else ``plan`` of gcore-tools, where that is
+    installed. ``looks`` are the plugin's name and its look, whose function may be called as it is;
+    ``say`` shows what goes on, where that takes long. What is wrong is among the problems, not
+    raised.
     """
 
 

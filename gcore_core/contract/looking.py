@@ -1,7 +1,8 @@
 """Defines how ``gcore_check_files`` has something looked at that needs an engine's libraries.
 
-The process that reads the configuration imports no engine. So a plugin yields a ``Look``, and the
-core calls its function in a helper process of the interpreter that the role's workers will have.
+The process that reads the configuration imports no engine. So a plugin yields a ``Look``, whose
+function is called in a helper process of the interpreter that the role's workers will have. That is
+done by ``gcore_answer_looks``, which gcore-tools has; without it nobody looks.
 All looks of an interpreter share one process, so its libraries are imported once. Where nothing was
 found wrong, that answer is kept in the user's cache, with its notes and facts, and the function is
 not called again until something that it depends on changes.
@@ -18,7 +19,7 @@ not called again until something that it depends on changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,19 @@ class Fact:
 
     name: str
     value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What looks found, in their order, each with its plugin's name.
+
+    notes: what keeps no job from running, each once.
+    facts: name -> the largest number that a look has counted.
+    """
+
+    problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ read_plan: the same, without asking whether what is chosen goes together and can
 run_file: runs a job, as ``g-core run`` does.
 Plan: what ``load_plan`` returns, for annotations.
 trained_roles: the roles of a plan that are trained, the policy last.
-open_interpreter: what another interpreter has installed.
+open_interpreter, Interpreter: what another interpreter has installed.
+without_paths_of_this: environment variables for another interpreter.
 venvs: the module that knows where venvs of engines lie.
 find_devices: the devices of this machine.
 SHARED_MEMORY: the directory of shared memory.
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from gcore_core.config.homes import home_of as home_of
     from gcore_core.config.homes import leftovers as leftovers
     from gcore_core.config.homes import uninstall_command as uninstall_command
+    from gcore_core.config.interpreters import Interpreter as Interpreter
     from gcore_core.config.interpreters import open_interpreter as open_interpreter
+    from gcore_core.config.interpreters import without_paths_of_this as without_paths_of_this
     from gcore_core.config.plan import Plan as Plan
     from gcore_core.config.plan import load_plan as load_plan
     from gcore_core.config.plan import read_plan as read_plan
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 
 #: name -> the module that has it
 _HOMES = {
+    "Interpreter": "gcore_core.config.interpreters",
     "NAME": "gcore_core.config.schema",
     "Plan": "gcore_core.config.plan",
     "Plugins": "gcore_core.config.plugins",
@@ -88,6 +92,7 @@ _HOMES = {
     "trained_roles": "gcore_core.config.plan",
     "uninstall_command": "gcore_core.config.homes",
     "verb_parser": "gcore_core.cli",
+    "without_paths_of_this": "gcore_core.config.interpreters",
     "write_file": "gcore_core.cli",
 }
 _MODULES = {name: f"gcore_core.config.{name}" for name in ("catalog", "venvs", "yaml12")}

@@ -40,12 +40,12 @@ from gcore_core.contract.errors import (
 from gcore_core.contract.factories import build
 from gcore_core.contract.job_settings import POLICY, ROLLOUT
 from gcore_core.contract.launching import ElasticLauncher, Launcher, NodeFacts
+from gcore_core.contract.looking import Look, Seen
 from gcore_core.contract.run_files import WEIGHTS
 from gcore_core.contract.traits import traits_of
 from gcore_core.run.checkpoint_service import Resumed, saved_config
 from gcore_core.run.data_checks import open_data, row_problems
 from gcore_core.run.initial_placement import Placed
-from gcore_core.run.looking import Seen, look_at
 from gcore_core.run.make_model import check_make, find_made, models_cache
 from gcore_core.workers.checked_rewards import read_known
 
@@ -61,6 +61,10 @@ _FIXED = re.compile(
 )
 #: Keys of what a role opens; one that makes its model has its path, not that of what makes it.
 _MODEL = re.compile(r"roles\.(?!.*\.make\.).+[._]path")
+#: What is said where looks are not answered.
+_NOT_LOOKED = (
+    "nobody looks at models, templates and functions before they are used; gcore-tools does"
+)
 #: How many of the other settings that differ are named.
 _NAMED = 6
 #: What it may change of each reward: a run that ends since scores take too long may get more time.
@@ -103,7 +107,7 @@ def check_files(
     opened: config path -> a dataset that is opened already. Others are opened here, and closed.
     """
     seen = see_files(plan, nodes, say, opened)
-    checks.refuse(seen.problems, plan.source)
+    checks.refuse(list(seen.problems), plan.source)
     return seen
 
 
@@ -125,9 +129,23 @@ def see_files(
         datasets, problems = open_data(plan, opened or {}, closing)
         checked = plan.plugins.check_files(_with_made(plan), here=here, datasets=datasets)
         of_rows, notes = row_problems(plan.settings, datasets, plan.origins)
-    seen = look_at(checked.looks, say)
+    seen = _answered(plan, checked.looks, say)
     found = [*problems, *of_rows, *checked.problems, *seen.problems]
     return replace(seen, problems=found, notes=[*notes, *seen.notes])
+
+
+def _answered(plan: Plan, looks: Sequence[tuple[str, Look]], say: Callable[[str], None]) -> Seen:
+    """Has looks answered by a plugin of the job, or by ``ESTIMATES``; says where nobody does it.
+
+    looks: the plugin's name, and its look.
+    """
+    if not looks:
+        return Seen()
+    more, _ = _estimating(plan)
+    for plugins in (plan.plugins, more):
+        if seen := plugins.answer_looks(looks, say):
+            return seen
+    return Seen(notes=[_NOT_LOOKED])
 
 
 def _with_made(plan: Plan) -> dict[str, Any]:

@@ -38,6 +38,7 @@ PROVIDER_HOOKS = {
 OTHER_HOOKS = {
     "gcore_check": ["plan", "job"],
     "gcore_check_files": ["plan", "here", "datasets"],
+    "gcore_answer_looks": ["looks", "say"],
     "gcore_preflight": ["job", "placed", "overrides", "facts"],
     "gcore_run_start": ["run"],
     "gcore_step_end": ["run", "report"],

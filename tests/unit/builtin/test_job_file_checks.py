@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gcore_tools.plan.looking import look_at
 
 from gcore_core.builtin.checks import function_looks, problems_of, top_names
-from gcore_core.run.looking import look_at
 
 
 def plan(**sections: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seen(**sections: Any) -> list[str]:
     looks = [("core", look) for look in function_looks(plan(**sections))]
-    return look_at(looks, lambda text: None).problems
+    return list(look_at(looks, lambda text: None).problems)
 
 
 def test_a_reward_that_does_not_import_is_told_with_its_key_and_line(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """The plugin ``plan``: ``g-core plan`` says what a job needs on each device, and every job is told
-before it starts whether it fits.
+before it starts whether it fits. Looks of other plugins are answered here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gcore_core import hookimpl
 from gcore_core.contract.errors import GcoreError
+from gcore_core.contract.looking import Look, Seen
 from gcore_core.contract.preflight import PlacedJob, ResolvedJob
 from gcore_core.contract.providers import CommandProvider
 
@@ -21,6 +22,14 @@ def gcore_commands() -> Iterable[CommandProvider]:
         factory="gcore_tools.plan.command:run",
         parser="gcore_tools.plan.command:make_parser",
     )
+
+
+@hookimpl
+def gcore_answer_looks(looks: Sequence[tuple[str, Look]], say: Callable[[str], None]) -> Seen:
+    """What the looks find, each called in a helper process of its interpreter."""
+    from gcore_tools.plan.looking import look_at
+
+    return look_at(looks, say)
 
 
 @hookimpl

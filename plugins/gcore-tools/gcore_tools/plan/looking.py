@@ -25,12 +25,12 @@ from pathlib import Path
 
 import msgspec
 
-from gcore_core.config.interpreters import Interpreter, open_interpreter, without_paths_of_this
 from gcore_core.contract.errors import ConfigError
-from gcore_core.contract.looking import Look
-from gcore_core.node.spawn import signal_at_end
-from gcore_core.run.look_child import FileState, Line, add_facts, state_of
-from gcore_core.runtime.files import cache_root, replacing
+from gcore_core.contract.looking import Look, Seen
+from gcore_core.kits.cache import cache_root, replacing
+from gcore_core.kits.commands import Interpreter, open_interpreter, without_paths_of_this
+from gcore_tools.plan import look_child
+from gcore_tools.plan.look_child import FileState, Line, add_facts, state_of
 
 #: What is shown while helper processes work.
 LOOKING = "looking at models and rows"
@@ -42,19 +42,8 @@ _KEPT_DAYS = 30
 _LINE = 1_000
 #: Is part of the name of what is kept; another one makes all that was kept void.
 _FORMAT = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What looks found, in their order, each with its plugin's name.
-
-    notes: what keeps no job from running, each once.
-    facts: name -> the largest number that a look has counted.
-    """
-
-    problems: list[str]
-    notes: list[str]
-    facts: dict[str, int]
+#: How an interpreter runs the helper's file; of this project it needs the core alone.
+_RUN = "import gcore_core, runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 
 
 def look_at(
@@ -310,12 +299,14 @@ class _Helper:
 
     def _start(self, folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         """Starts the process, in a group of its own that is ended when this process ends."""
+        from gcore_core.kits.calls import signal_at_end
+
         reading, lifeline = os.pipe()
         is_other = self._interpreter.path is not None
         try:
             with open(folder / "request", "rb") as request, open(folder / "log", "wb") as log:
                 child = subprocess.Popen(
-                    [self._interpreter.python, "-m", "gcore_core.run.look_child"],
+                    [self._interpreter.python, "-c", _RUN, look_child.__file__],
                     stdin=request,
                     stdout=log,
                     stderr=log,

@@ -1,4 +1,4 @@
-"""Calls the functions of looks in a helper process: ``python -m gcore_core.run.look_child``.
+"""Calls the functions of looks in a helper process, whose interpreter need not have this package.
 
 It reads one ``Request`` as JSON from stdin, and appends one line to the file of results before each
 look and one after it. So the process that asked knows of a look that ended this one. Standard

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gcore_testing.installed import InstalledPlugins, empty_venv
+from gcore_testing.installed import empty_venv
+from gcore_tools.plan.looking import LOOKING, look_at
 
-from gcore_core import cli
 from gcore_core.contract.looking import Look
-from gcore_core.run.looking import LOOKING, look_at
-
-Job = Callable[..., Path]
 
 LOOKS = """
 import os, sys, time
@@ -82,7 +78,7 @@ def look(name: str, **more: Any) -> Look:
 
 
 def seen(*looks: Look, **more: Any) -> list[str]:
-    return look_at([("made", each) for each in looks], lambda text: None, **more).problems
+    return list(look_at([("made", each) for each in looks], lambda text: None, **more).problems)
 
 
 def finder(folder: Path, name: str = "one", **more: Any) -> Look:
@@ -231,38 +227,3 @@ def test_an_interpreter_that_lacks_the_core_or_is_none_is_told(folder: Path) -> 
     assert "No module named" in problem and "gcore_core" in problem
     (problem,) = seen(look("fail", python=str(other.directory / "none")))
     assert problem.startswith("roles.policy: ") and "there is no interpreter" in problem
-
-
-PLUGIN = """
-from gcore_core import hookimpl
-from gcore_core.contract.looking import Look
-
-@hookimpl
-def gcore_check_files(plan, datasets):
-    rows = [len(datasets[path]) for path in sorted(datasets)]
-    yield Look(where="roles.policy", function="gcore_parts_made:find", arguments={"rows": rows})
-    yield Look(where="roles.policy", function="nothing", arguments={"rows": rows})
-    yield Look(where="roles.policy", function="a:b", arguments={"rows": b"bytes"})
-"""
-PARTS = """
-def find(arguments):
-    yield f"roles.policy: looked at {arguments['rows']}."
-"""
-
-
-def test_check_tells_what_looks_of_plugins_find_in_the_opened_data(
-    job: Job,
-    installed: InstalledPlugins,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    installed.add("parts", PLUGIN, files={"gcore_parts_made.py": PARTS})
-    monkeypatch.setenv("PYTHONPATH", str(installed.directory))
-    (folder / "rows.jsonl").write_text('{"prompt": "a"}\n' * 3)
-    data = ("data.use=core/jsonl", f"data.config.path={folder / 'rows.jsonl'}")
-    assert cli.main(["check", str(job()), "plugins=[parts]", *data]) == 2
-    shown = capsys.readouterr().err
-    assert "roles.policy: looked at [3]. [plugin parts]" in shown
-    assert "a look that is not valid: function: 'nothing' is not module:function" in shown
-    assert "a look that is not valid: arguments: no plain JSON: Object of type bytes" in shown
