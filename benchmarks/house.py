@@ -137,12 +137,11 @@ def read_text(files: Iterable[Path]) -> Text:
     for file in files:
         source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
-        documented = docstring_lines(tree)
-        own_line = comment_lines(source, tree)
+        prose = docstring_lines(tree) | comment_lines(source, tree)
         code_lines = [
             line
             for number, line in enumerate(source.splitlines(), 1)
-            if line.strip() and number not in documented | own_line
+            if line.strip() and number not in prose
         ]
         code += len(code_lines)
         wide += sum(len(line) > WIDE for line in code_lines)

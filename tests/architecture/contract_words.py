@@ -202,7 +202,7 @@ def _names(paths: tuple[Path, ...]) -> set[str]:
 
 def _makes(call: ast.Call) -> bool:
     """Whether a call makes an object of a class, or copies one with changes."""
-    name = ast.unparse(call.func).rpartition(".")[2]
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
     return name[:1].isupper() or name in ("replace", "partial")
 
 

@@ -42,7 +42,7 @@ def modules_by_name(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        called = ast.unparse(node.func).rpartition(".")[2]
+        called = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
         first = node.args[0]
         if called in BY_NAME and isinstance(first, ast.Constant) and isinstance(first.value, str):
             yield first.value, node.lineno

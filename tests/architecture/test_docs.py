@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,12 @@ def slug(heading: str) -> str:
     return kept.replace(" ", "-")
 
 
+@cache
 def text_of(page: Path) -> str:
     return str(made_pages.extension().expand(page.read_text()))
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     return {slug(heading) for heading in re.findall(r"^#+ (.+)$", text_of(page), flags=re.M)}
 

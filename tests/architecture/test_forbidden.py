@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+from tests.architecture.test_layers import dotted
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
@@ -106,7 +109,7 @@ def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:  # noqa: C901, PLR
                     ):
                         yield node.lineno, f"imports {alias.name}"
             case ast.Attribute(attr=attribute):
-                words = ast.unparse(node)
+                words = dotted(node)
                 head, _, rest = words.partition(".")
                 words = f"{alias_of.get(head, head)}.{rest}"
                 if words in CALLS:
@@ -118,7 +121,7 @@ def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:  # noqa: C901, PLR
             case ast.Call(func=function, args=arguments, keywords=keywords):
                 if isinstance(function, ast.Name) and function.id in BUILTINS:
                     yield node.lineno, function.id
-                if ast.unparse(function) in ("np.load", "numpy.load") and len(arguments) > 2:
+                if dotted(function) in ("np.load", "numpy.load") and len(arguments) > 2:
                     yield node.lineno, "np.load with allow_pickle by its place"
                 for keyword in keywords:
                     value = keyword.value
@@ -130,6 +133,7 @@ def forbidden(tree: ast.Module) -> Iterator[tuple[int, str]]:  # noqa: C901, PLR
                         yield node.lineno, f"{keyword.arg}={value.value}"
 
 
+@cache
 def findings() -> dict[str, str]:
     """Where ("file: the line") -> reason."""
     found = {}

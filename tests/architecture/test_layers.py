@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,13 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Import]:
-    """Every import of a file; ``from package import module`` names the module when ``own`` holds
-    it.
-    """
+CORE = sorted((ROOT / "gcore_core").rglob("*.py"))
+OWN = frozenset(map(module_name, CORE))
+
+
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
+    """Every import of a file; ``from package import module`` names a module of the core."""
     module = module_name(path)
     package = module if path.stem == "__init__" else module.rpartition(".")[0]
 
@@ -80,23 +84,29 @@ def imports_of(path: Path, own: frozenset[str] = frozenset()) -> Iterator[Import
             )
             base = ".".join([*above, *filter(None, [node.module])])
             inner = [f"{base}.{alias.name}" for alias in node.names]
-            targets = [name for name in inner if name in own]
+            targets = [name for name in inner if name in OWN]
             targets += [base] if len(targets) < len(inner) else []
         yield from (Import(module, target, node.lineno, top, typing) for target in targets)  # type: ignore[attr-defined]
         inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        unused = isinstance(node, ast.If) and ast.unparse(node.test) in (
+        unused = isinstance(node, ast.If) and dotted(node.test) in (
             "TYPE_CHECKING",
             "typing.TYPE_CHECKING",
         )
         for child in ast.iter_child_nodes(node):
             yield from walk(child, top and not inside, typing or unused)
 
-    yield from walk(ast.parse(path.read_text()), True, False)
+    return tuple(walk(ast.parse(path.read_text()), True, False))
 
 
-CORE = sorted((ROOT / "gcore_core").rglob("*.py"))
-OWN = frozenset(map(module_name, CORE))
-INNER = [found for path in CORE for found in imports_of(path, OWN)]
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` where an expression is a name with attributes; "" for any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    inner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{inner}.{node.attr}" if inner and isinstance(node, ast.Attribute) else ""
+
+
+INNER = [found for path in CORE for found in imports_of(path)]
 
 
 def part(module: str) -> str:
@@ -220,7 +230,7 @@ def imports_of_plugins() -> Iterator[tuple[str, Import]]:
         root = folder.name.replace("-", "_")
         packages = [folder / name for name in (root, *MORE_PACKAGES.get(root, ()))]
         for path in sorted(path for package in packages for path in package.rglob("*.py")):
-            for found in imports_of(path, OWN):
+            for found in imports_of(path):
                 yield root, found
 
 
