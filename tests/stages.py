@@ -57,9 +57,12 @@ class Stage:
 
 
 #: Engines whose tests every change must pass. Those on Ray are slow: `tox run -e engines` has them.
-ENGINES = "vllm megatron sglang deepspeed"
+#: In the order in which their venvs are made: what is there soonest, then what takes longest.
+ENGINES = "megatron sglang deepspeed vllm"
 #: The slowest tests are told, since a stage grows by them.
-PYTEST = "{python} -m pytest -q -n 2 --durations 20 --durations-min 5"
+PYTEST = "{python} -m pytest -q --durations 20 --durations-min 5"
+#: Workers for two cores: where tests compute, and where they also wait for processes and sockets.
+COMPUTING, WAITING = "-n 2", "-n 3"
 IN_PROCESS = (
     "tests/architecture tests/fuzz tests/kit tests/museum tests/unit plugins contrib/gcore-migrate"
 )
@@ -69,7 +72,7 @@ FIRST = (
         name="install",
         budget_min=3,
         began_before=True,
-        commands=("{python} -m tox run -e pages --notest",),
+        commands=(),  # it is tox's own work
     ),
     Stage(
         name="lint",
@@ -79,23 +82,24 @@ FIRST = (
             "{python} -m ruff check",
             "{python} -m ruff format --check",
             "{python} -m mypy",
-            "{python} -m tox run -e pages",
+            "{python} -m tox run -e pages",  # which installs its environment, too
         ),
     ),
     Stage(
         name="unit",
         budget_min=7,
         commands=(
-            f"{PYTEST} -m 'not slow and not engine and not rest' --dist worksteal {IN_PROCESS}",
+            f"{PYTEST} {COMPUTING} -m 'not slow and not engine and not rest' --dist worksteal"
+            f" {IN_PROCESS}",
         ),
     ),
     Stage(
         name="processes",
         budget_min=6,
-        # Most of the time of these tests is waiting: for processes to start and for sockets. Those
-        # of one file stay together, since they share runs.
+        # Tests of one file stay together, since they share runs.
         commands=(
-            f"{PYTEST} -m 'protects and not slow and not engine' --dist loadfile {PROCESSES}",
+            f"{PYTEST} {WAITING} -m 'protects and not slow and not engine' --dist loadfile"
+            f" {PROCESSES}",
         ),
     ),
 )
@@ -104,20 +108,24 @@ REST = (
         name="more-unit",
         budget_min=10,
         # Tests of one file stay together, since they share models and runs.
-        commands=(f"{PYTEST} -m 'rest and not slow and not engine' --dist loadfile {IN_PROCESS}",),
+        commands=(
+            f"{PYTEST} {WAITING} -m 'rest and not slow and not engine' --dist loadfile"
+            f" {IN_PROCESS}",
+        ),
     ),
     Stage(
         name="more-processes",
         budget_min=12,
         commands=(
-            f"{PYTEST} -m 'not protects and not slow and not engine' --dist loadfile {PROCESSES}",
+            f"{PYTEST} {WAITING} -m 'not protects and not slow and not engine' --dist loadfile"
+            f" {PROCESSES}",
         ),
     ),
     Stage(
         name="engines",
         budget_min=16,
         commands=(
-            "{python} tests/engines/suites.py --at-once 2 --engines " + ENGINES,
+            "{python} tests/engines/suites.py --at-once 3 --engines " + ENGINES,
             "{python} benchmarks/engine_pairs.py --check"
             " --pairs vllm:megatron-tp2 sglang:deepspeed-zero3",
         ),

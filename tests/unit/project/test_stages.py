@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -102,6 +103,18 @@ def test_no_mark_leaves_a_test_out_of_both_commands() -> None:
             assert runs.count(True) == 1, (pair, mark)
             slow = mark | {"slow"}
             assert not any(Expression.compile(words).evaluate(slow.__contains__) for words in pair)
+
+
+def test_marks_of_few_tests_stand_in_the_files_of_these_tests() -> None:
+    """For such a mark no other file is opened (conftest.py): one from an import would be lost."""
+    said = {
+        path.relative_to(stages.ROOT)
+        for folder in ("tests", "plugins", "contrib")
+        for path in (stages.ROOT / folder).rglob("*.py")
+        if re.search(r"mark\.(protects|rest)\b", path.read_text(encoding="utf-8"))
+    }
+    assert len(said) > 50
+    assert [path for path in said if not path.name.startswith("test_")] == []
 
 
 def test_the_budgets_fit_into_20_minutes_of_a_newcomer_and_60_of_a_change() -> None:
