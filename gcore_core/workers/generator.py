@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from gcore_core.contract.dataset import Dataset
 from gcore_core.contract.errors import ContractError
@@ -106,7 +106,7 @@ class GeneratorShell:
         self._datasets = datasets
         self._compute = compute
         self._aborts = settings.aborts
-        self._submitting = set[asyncio.Task[None]]()  # the event loop alone would not keep them
+        self._background = set[asyncio.Task[None]]()  # the event loop alone would not keep them
         self._seed = settings.run.seed
         gather_s = None if settings.run.deterministic else settings.gather_s
         self._rounds = Rounds(settings.shards, gather_s, restarted)
@@ -165,7 +165,10 @@ class GeneratorShell:
                     yield awaited
 
     async def ask(self, request: AskRequest, call: Call) -> AsyncGenerator[list[AnswerItem], None]:
-        """Streams the answers to questions as they finish."""
+        """Streams the answers to questions as they finish.
+
+        Those that the asker no longer waits for are taken back from the engine.
+        """
         opened, samples = await self._asking.open(request, call)
         try:
             await self._engine.submit(samples)
@@ -177,7 +180,8 @@ class GeneratorShell:
                 missing -= len(answers)
                 yield answers
         finally:
-            self._asking.close(opened)
+            if keys := self._asking.close(opened):
+                self._in_background(self._give_up(keys))
 
     async def pull(self, request: PullWeights, call: Call) -> PushConfirmed:
         """Takes a push from the trainer; no step of the engine runs meanwhile."""
@@ -225,10 +229,7 @@ class GeneratorShell:
         Samples that no open request waits for are given up, where the backend can end them: another
         replica has drawn them already. All others end before the sleep.
         """
-        if self._aborts:
-            async with self._engine.lock:
-                if keys := self._records.give_up():
-                    await self._compute(self._draws.abort, keys)
+        await self._give_up()
         await self._engine.idle()
         self._records.release(request.release_before)
         async with self._engine.lock:
@@ -267,11 +268,25 @@ class GeneratorShell:
 
         Others may wait for the same leases: no cancellation ends it.
         """
-        submitting = asyncio.ensure_future(self._submit_now(request, leases))
-        self._submitting.add(submitting)
-        submitting.add_done_callback(self._submitting.discard)
-        submitting.add_done_callback(note_error)
-        await asyncio.shield(submitting)
+        await asyncio.shield(self._in_background(self._submit_now(request, leases)))
+
+    async def _give_up(self, keys: Sequence[tuple[int, int]] = ()) -> None:
+        """Takes samples back from the engine, where it can end them.
+
+        keys: of which; none: the records that no open request waits for.
+        """
+        if self._aborts:
+            async with self._engine.lock:
+                if keys := keys or self._records.give_up():
+                    await self._compute(self._draws.abort, keys)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begins work that goes on where whoever asked for it is cancelled."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        task.add_done_callback(note_error)
+        return task
 
     async def _submit_now(self, request: GenerateRequest, leases: list[Lease]) -> None:
         if not leases:

@@ -79,8 +79,10 @@ class Asking:
         self._open.append(opened)
         return opened, samples
 
-    def close(self, opened: OpenRequest) -> None:
+    def close(self, opened: OpenRequest) -> list[Key]:
+        """Closes a request; returns the samples that nobody waits for any more."""
         self._open.remove(opened)
+        return list(opened.missing)
 
     def progress(self) -> None:
         """Tells every open request's caller that the engine goes on."""

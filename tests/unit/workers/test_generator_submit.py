@@ -63,11 +63,11 @@ async def test_a_request_that_is_cancelled_while_the_engine_steps_is_drawn(tmp_p
     shell = await shell_of(tmp_path)
     async with shell._engine.lock:  # as a step of the engine holds it
         asked = asyncio.ensure_future(drawn(shell))
-        while not shell._submitting and not asked.done():
+        while not shell._background and not asked.done():
             await asyncio.sleep(0.01)
         asked.cancel()
         await asyncio.wait([asked])
-        submitting = {*shell._submitting}
+        submitting = {*shell._background}
     await asyncio.wait(submitting)
     assert shell._records.has_all(ALL, 0), "nobody has asked again, and the other shard waits"
     assert await drawn(shell) == ALL

@@ -13,8 +13,16 @@ from gcore_testing import fake
 
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import Finished
-from gcore_core.contract.records import Header, Lease
-from gcore_core.runtime.messages import TRAIN, GenerateRequest, Nothing, SleepRequest
+from gcore_core.contract.records import Header, Lease, Prompt
+from gcore_core.runtime.messages import (
+    TRAIN,
+    AnswerItem,
+    AskRequest,
+    GenerateRequest,
+    Nothing,
+    QuestionItem,
+    SleepRequest,
+)
 from gcore_core.wire.service import Call
 from gcore_core.workers.generator import GeneratorShell
 from tests.support.generator_shells import shell_around
@@ -172,3 +180,30 @@ async def test_records_that_are_being_stored_are_not_given_up(
     await sleeping
     assert ending and ending.isdisjoint(generator.aborted)
     assert shell.owed() == 0
+
+
+async def answered(shell: GeneratorShell, number: int) -> list[AnswerItem]:
+    question = QuestionItem(0, Prompt(row=0, text=f"{number}?"), 5, [0, 1], True, [])
+    answers: list[AnswerItem] = []
+    async with contextlib.aclosing(shell.ask(AskRequest([question]), Call(lambda: None))) as stream:
+        async for part in stream:
+            answers += part
+    return answers
+
+
+async def test_a_question_that_nobody_waits_for_is_taken_back_from_the_engine(
+    tmp_path: Path,
+) -> None:
+    """Another one goes on, and the engine draws it alone."""
+    shell, generator = await shell_of(tmp_path, aborts=True)
+    given_up, kept = [asyncio.ensure_future(answered(shell, number)) for number in range(2)]
+    async with asyncio.timeout(SOON_S):
+        while len(generator._running) < 4:
+            await asyncio.sleep(0)
+        asked = set(generator._running)
+        given_up.cancel()
+        while len(generator._running) > 2:
+            await asyncio.sleep(0)
+        assert set(generator.aborted) == asked - set(generator._running)
+        generator.holds = False
+        assert len(await kept) == 2
