@@ -121,6 +121,9 @@ def _created(node: yaml.Node | None, where: str) -> tuple[Any, Any]:
 
 
 def _merged(tree: Any, key: str, value: Any) -> Any:
+    if value == {}:  # merged, it would leave all that is there
+        OmegaConf.update(tree, key, value, merge=False)
+        return tree
     override = OmegaConf.create()
     OmegaConf.update(override, key, value)
     return OmegaConf.merge(tree, override)
@@ -187,9 +190,16 @@ def resolve_paths(settings: JobSettings, base: Path) -> None:
     base: the directory of the YAML file, which they are relative to.
     """
     settings.local = [str(anchored(name, base)) for name in settings.local]
-    datasets = [node for node in (settings.data, settings.evaluation.data) if node is not None]
-    for node in (*datasets, *settings.rewards.values(), *settings.observers.values()):
-        _resolve(node.config, base, hub=False)
+    nodes = {
+        "data": settings.data,
+        "evaluation.data": settings.evaluation.data,
+        **{f"rewards.{name}": node for name, node in settings.rewards.items()},
+        **{f"observers.{name}": node for name, node in settings.observers.items()},
+    }
+    for where, node in nodes.items():
+        if node is not None:
+            _resolve(node.config, base, hub=False)
+            _resolve_python(node.config, base, where=f"{where}.config.python")
     for reward in settings.rewards.values():
         if reward.known:
             reward.known = str(anchored(reward.known, base))
@@ -213,8 +223,12 @@ def _resolve_environment(config: MutableMapping[str, Any], base: Path) -> None:
         if isinstance(value, str) and _IN_FILE.fullmatch(value):
             file, _, name = value.rpartition(":")
             config[key] = f"{anchored(file, base)}:{name}"
-    if python := config.get("python"):
-        where = "environment.config.python"
+    _resolve_python(config, base, where="environment.config.python")
+
+
+def _resolve_python(config: MutableMapping[str, Any], base: Path, *, where: str) -> None:
+    """Makes the ``python`` of one mapping the path of an interpreter."""
+    if isinstance(python := config.get("python"), str) and python:
         config["python"] = _interpreter(venvs.resolve(python, where=where), base)
 
 

@@ -125,16 +125,7 @@ class AskedConfig(QuestionsConfig):
     """Questions that are read or scored without an environment."""
 
     python: str = ""
-    """Interpreter that has the distribution reasoning-gym: an absolute path, or a name in PATH.
-    Empty: that of the process.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if "/" in self.python and not self.python.startswith("/"):
-            raise ConfigError(
-                f"must be an absolute path, or a name in PATH, is {self.python!r}", where="python"
-            )
+    """Interpreter that has the distribution reasoning-gym. Empty: that of the process."""
 
 
 @dataclass(frozen=True, kw_only=True)

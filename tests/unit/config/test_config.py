@@ -10,7 +10,7 @@ from gcore_testing.installed import InstalledPlugins, Wheel
 
 from gcore_core.config import schema
 from gcore_core.config.plan import load_plan
-from gcore_core.config.yaml_source import resolve_paths, written
+from gcore_core.config.yaml_source import read_source, resolve_paths, written
 from gcore_core.contract.errors import (
     ConfigError,
     ContractError,
@@ -21,7 +21,13 @@ from gcore_core.contract.errors import (
     PluginNotFound,
 )
 from gcore_core.contract.factories import build
-from gcore_core.contract.job_settings import MISSING, JobSettings, RoleSettings
+from gcore_core.contract.job_settings import (
+    MISSING,
+    DataSettings,
+    JobSettings,
+    RewardSettings,
+    RoleSettings,
+)
 from tests.support import made_pages
 
 Job = Callable[..., Path]
@@ -106,6 +112,16 @@ def test_overrides_win_over_the_file_and_the_last_override_wins(job: Job) -> Non
     assert plan.config["roles"]["rollout"]["config"]["optimizer"]["learning_rate"] == 1e-5
 
 
+def test_an_empty_mapping_takes_away_what_the_file_has(tmp_path: Path) -> None:
+    """What a later override adds is there, and nothing else."""
+    file = tmp_path / "job.yaml"
+    file.write_text("a: {b: 1, c: {d: 2, e: {f: 3}}}\n")
+    assert read_source(file, ["a.c={}"]).tree == {"a": {"b": 1, "c": {}}}
+    assert read_source(file, ["a.c={}", "a.c.g=4"]).tree == {"a": {"b": 1, "c": {"g": 4}}}
+    assert read_source(file, ["a.new={}"]).tree["a"]["new"] == {}
+    assert read_source(file, ["a.c={d: 5}"]).tree["a"]["c"] == {"d": 5, "e": {"f": 3}}
+
+
 def test_interpolations_see_the_defaults_of_plugins(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +201,19 @@ def test_paths_of_a_role_are_relative_to_the_file_at_any_depth(tmp_path: Path) -
         "lora": {"path": str(tmp_path / "jobs/start")},
     }
     assert settings.roles["policy"].config == expected
+
+
+def test_an_interpreter_of_data_and_of_a_reward_is_found_as_a_roles_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G_CORE_VENVS", str(tmp_path / "venvs"))
+    settings = JobSettings(
+        data=DataSettings(config={"python": "games/bin/python"}),
+        rewards={"right": RewardSettings(config={"python": "venv:games"})},
+    )
+    resolve_paths(settings, tmp_path / "jobs")
+    assert settings.data.config["python"] == str(tmp_path / "jobs/games/bin/python")
+    assert settings.rewards["right"].config["python"] == str(tmp_path / "venvs/games/bin/python")
 
 
 def test_a_path_through_the_latest_run_names_that_run(job: Job, tmp_path: Path) -> None:
