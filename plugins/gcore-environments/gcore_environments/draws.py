@@ -437,6 +437,8 @@ class EpisodeDraws:
         if now < self._looked_at + _LOOKS_EVERY_S:
             return
         self._looked_at = now
+        if self._role_turns:  # a role has deadlines of its own: one that hangs is told of as lost
+            self._context.progress()
         if self._config.episode_s:
             for episode in list(self._episodes.values()):
                 if episode.host.ready and now - episode.began > self._config.episode_s:

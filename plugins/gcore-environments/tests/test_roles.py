@@ -88,6 +88,7 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
         *,
         deterministic: bool = False,
         max_actions: int = 4096,
+        progress: Callable[[], None] = lambda: None,
         **config: Any,
     ) -> EpisodeDraws:
         settings = {"environment": f"{HERE}/{environment}", "turn_s": PATIENCE_S, **config}
@@ -96,6 +97,7 @@ def make(tokenizer: Any, tmp_path: Path) -> Iterator[Make]:
             deterministic=deterministic,
             directory=str(tmp_path),
             speakers=dict(speakers),
+            progress=progress,
         )
         engine = ScriptedEngine(tokenizer, lambda text: "25", max_actions=max_actions)
         made.append(EpisodeDraws(EnvironmentConfig(**settings), context, engine))
@@ -272,6 +274,22 @@ def test_close_gives_up_what_roles_owe(make: Make) -> None:
     until(draws, lambda ended: opponent.owed)
     draws.close()
     assert opponent.owed[0].cancelled()
+
+
+def test_who_waits_for_a_role_says_so_until_it_has_answered(make: Make) -> None:
+    """Else an answer that takes longer than run.patience_s counts as a hang of the rollout."""
+    signs: list[float] = []
+    opponent = Scripted(waits=True)
+    draws = make({"2": opponent}, progress=lambda: signs.append(time.monotonic()))
+    draws.submit([request()])
+    until(draws, lambda ended: opponent.owed)
+    before = len(signs)
+    until(draws, lambda ended: len(signs) > before + 2)
+    draws.abort([(0, 0)])
+    before = len(signs)
+    for _ in range(20):
+        draws.step()
+    assert len(signs) == before, "nobody owes an answer any more"
 
 
 # -- order -----------------------------------------------------------------------------------------
