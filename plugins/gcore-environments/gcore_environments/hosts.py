@@ -33,6 +33,10 @@ ENDS_WITHIN_S = 2.0
 _EXITS_WITHIN_S = 1.0  # after its standard output has ended
 _KILLS_WITHIN_S = 30.0  # of what killing the process does not reach
 _READ_BYTES = 1 << 20
+_NO_DOOR = (
+    "it said that it is ready, and had sent no socket on which its agents ask the policy; python "
+    "must be an interpreter that hands sockets over (Linux, CPython 3.11 or later)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,26 +222,43 @@ class Host:
         """
         lost: dict[str, Any] | None = None
         for line in self._lines():
-            try:
-                message = json.loads(line)
-            except ValueError:
-                message = {"lost": True, "error": f"it wrote what is no message: {line[:100]!r}"}
+            message = self._message(line)
             if message.get("lost"):
                 lost = message
                 break
-            if message.get("ready"):
-                self._take_door(message)
-                self.ready = True
             self._replies.put((self, message))
         lost = lost or {"lost": True, "error": self._how_it_ended()}
         if not self._is_killed:
             self._replies.put((self, lost))
 
-    def _take_door(self, message: Mapping[str, Any]) -> None:
-        """Takes the socket that the host has sent before it said that it is ready."""
-        if self._doors is not None and message.get("program"):
+    def _message(self, line: bytes) -> dict[str, Any]:
+        """Reads a line; returns its message, or that the host is lost where it is none."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict) or not _is_known(message):
+            return {"lost": True, "error": f"it wrote what is no message: {line[:100]!r}"}
+        if message.get("ready"):
+            if self.ready:
+                return {"lost": True, "error": "it said twice that it is ready"}
+            if not self._has_door(message):
+                return {"lost": True, "fatal": True, "error": _NO_DOOR}
+            self.ready = True
+        return message
+
+    def _has_door(self, message: Mapping[str, Any]) -> bool:
+        """Takes the socket that a host must have sent before it said that it is ready, if any."""
+        if self._doors is None or not message.get("program"):
+            return True
+        self._doors.setblocking(False)
+        try:
             _, descriptors, _, _ = socket.recv_fds(self._doors, 1, 1)
+        except OSError:
+            return False
+        if descriptors:
             self.door = socket.socket(fileno=descriptors[0])
+        return bool(descriptors)
 
     def _lines(self) -> Iterator[bytes]:
         waiting = select.poll()
@@ -266,6 +287,14 @@ class Host:
             code = ended.si_status if ended else "?"
             return f"its process ended with exit code {code}{before}"
         return f"its process was killed by {signal.Signals(ended.si_status).name}{before}"
+
+
+def _is_known(message: Mapping[str, Any]) -> bool:
+    """Whether a message is of a kind that hosts send. An episode is named by two numbers."""
+    if {"ready", "lost", "late"} & message.keys():
+        return True
+    key = message.get("id")
+    return isinstance(key, list) and [type(number) for number in key] == [int, int]
 
 
 def _command(settings: HostSettings) -> sandbox.Command:

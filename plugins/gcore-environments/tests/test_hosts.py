@@ -371,6 +371,42 @@ def test_a_lost_host_says_how_it_ended_and_is_replaced(
     assert {parent.hear()["id"][0] for _ in range(2)} == {2, 3}
 
 
+def _says(monkeypatch: pytest.MonkeyPatch, *lines: str, has_door: bool = False) -> None:
+    """Has a program in the host's place, which writes these lines and then reads to its end."""
+    program = f"import sys; sys.stdout.write({chr(10).join([*lines, ''])!r}); sys.stdout.flush()"
+    words = (sys.executable, "-c", f"{program}; sys.stdin.read()")
+    made = sandbox.Command(words=words, variables={}, has_door=has_door)
+    monkeypatch.setattr(sandbox, "command", lambda *_, **__: made)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"ready": true}', "it said twice that it is ready"),
+        ("[]", "it wrote what is no message: b'[]'"),
+        ("7", "it wrote what is no message: b'7'"),
+        ("[" * 100_000, "it wrote what is no message: b'[[["),
+        ('{"id": 1}', """it wrote what is no message: b'{"id": 1}'"""),
+        ('{"done": true}', """it wrote what is no message: b'{"done": true}'"""),
+    ],
+)
+def test_a_host_that_says_what_no_host_says_is_lost(
+    start: Started, monkeypatch: pytest.MonkeyPatch, line: str, said: str
+) -> None:
+    _says(monkeypatch, '{"ready": true}', line)
+    message = start().hear()
+    assert message["lost"] and message["error"].startswith(said)
+
+
+def test_a_confined_program_that_hands_no_socket_over_is_told_of_at_once(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(monkeypatch, '{"ready": true, "program": true}', has_door=True)
+    message = start(ready=False).hear()
+    assert message["lost"] and message["fatal"]
+    assert "had sent no socket on which its agents ask the policy" in message["error"]
+
+
 def test_writing_to_a_stopped_host_holds_nobody(start: Started) -> None:
     parent = start()
     os.kill(parent.host.process.pid, signal.SIGSTOP)
