@@ -11,7 +11,7 @@ from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.errors import did_you_mean
 from gcore_core.contract.scorer import Score, ScoredRecord, failure
 from gcore_environments.settings import EnvironmentRewardConfig
-from gcore_environments.stored import FOLDER, line_of
+from gcore_environments.stored import EVALUATION, FOLDER, line_of
 
 log = logging.getLogger(__name__)
 
@@ -28,20 +28,26 @@ class EnvironmentReward:
 
     def __init__(self, config: EnvironmentRewardConfig, context: WorkerContext) -> None:
         self._name = config.name
-        self._file: Path | None = None
-        if config.keep:
-            self._file = Path(context.directory) / FOLDER / f"{context.role}-{context.rank}.jsonl"
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._keep = config.keep
+        self._folder = Path(context.directory) / FOLDER
+        self._file = f"{context.role}-{context.rank}.jsonl"
         self._others: set[str] = set()  # names that episodes gave
         self._without = 0  # episodes in a row, from the first on; -1: one has given the name
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         """Returns the named reward of each record, or the sum of all."""
-        if self._file is not None:
-            kept = [line_of(record) for record in records if "episode" in record.columns]
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write("".join(kept))
+        if self._keep:
+            episodes = [record for record in records if "episode" in record.columns]
+            self._write(self._folder, [one for one in episodes if one.ordinal >= 0])
+            evaluated = [one for one in episodes if one.ordinal < 0]
+            self._write(self._folder / EVALUATION, evaluated)
         return [self._score(record) for record in records]
+
+    def _write(self, folder: Path, episodes: Sequence[ScoredRecord]) -> None:
+        if episodes:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / self._file).open("a", encoding="utf-8") as file:
+                file.write("".join(map(line_of, episodes)))
 
     def _score(self, record: ScoredRecord) -> Score:
         if "episode" not in record.columns:

@@ -122,5 +122,6 @@ class EnvironmentRewardConfig:
     """The environment's name of the reward. Empty: the sum of all."""
     keep: bool = False
     """Whether each episode is written into the run's folder ``episodes``, to be scored again by
-    other rewards. One that is drawn again is there again.
+    other rewards; one of an evaluation into ``episodes/evaluation``. One that is drawn again is
+    there again.
     """

@@ -19,6 +19,8 @@ from gcore_environments.traces import columns_of_trace, trace_of
 
 #: The folder in a run's directory; each process that scores has a file of its own there.
 FOLDER = "episodes"
+#: The folder in it with those of evaluations, whose rows are not to be trained on.
+EVALUATION = "evaluation"
 
 
 def line_of(record: ScoredRecord) -> str:

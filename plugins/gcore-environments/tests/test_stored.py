@@ -23,7 +23,7 @@ def reward(directory: Path, **config: Any) -> EnvironmentReward:
     return EnvironmentReward(EnvironmentRewardConfig(**config), context)
 
 
-def records(count: int = 200) -> list[ScoredRecord]:
+def records(count: int = 200, *, first: int = 0) -> list[ScoredRecord]:
     made = []
     for seed in range(count):
         columns = record_of(random_book(seed))
@@ -32,7 +32,7 @@ def records(count: int = 200) -> list[ScoredRecord]:
         status = "finished" if seed % 3 else "truncated"
         made.append(
             ScoredRecord(
-                ordinal=seed - 50,
+                ordinal=seed + first,
                 sample=1,
                 prompt=prompt,
                 text=text,
@@ -57,6 +57,16 @@ def test_kept_episodes_are_scored_again_as_they_were(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.columns[name], other.columns[name])
         mask = [record.columns["action_mask"].sum() for record in (one, other)]
         assert mask[0] == mask[1]
+
+
+def test_episodes_of_an_evaluation_lie_apart(tmp_path: Path) -> None:
+    """Who trains on the kept ones trains on none of the held-out rows."""
+    reward(tmp_path, keep=True).score(records(9, first=-4))
+    kept, evaluated = [
+        [one.ordinal for one in stored_episodes(tmp_path / FOLDER / folder / "scorer-2.jsonl")]
+        for folder in ("", "evaluation")
+    ]
+    assert kept == [0, 1, 2, 3, 4] and evaluated == [-4, -3, -2, -1]
 
 
 def test_nothing_is_written_where_nobody_asks_for_it(tmp_path: Path) -> None:
