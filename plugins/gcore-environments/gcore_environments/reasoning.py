@@ -27,7 +27,7 @@ _ADAPTER = "gcore_environments.adapters.reasoning"
 PATIENCE_S = 120.0
 
 
-class Asked:
+class Questions:
     """Asks a class of the adapter, one episode at a time.
 
     where: of the settings, for errors.
@@ -99,7 +99,7 @@ class ReasoningRows:
 
     def __init__(self, config: ReasoningRowsConfig) -> None:
         self._config = config
-        self._asked = Asked("Rows", config, "data.config")
+        self._questions = Questions("Rows", config, "data.config")
 
     def __len__(self) -> int:
         return self._config.rows or self._config.size - self._config.first
@@ -108,7 +108,7 @@ class ReasoningRows:
         if not 0 <= row < len(self):
             raise IndexError(f"there are rows 0 to {len(self) - 1}, and {row} was asked for")
         number = self._config.first + row
-        asked, _ = self._asked.play({"number": number})
+        asked, _ = self._questions.play({"number": number})
         (told,) = asked["messages"]
         question = told["content"]
         fields = {"answer": told["answer"], "metadata": told["metadata"]}
@@ -127,7 +127,7 @@ class ReasoningReward:
 
     def __init__(self, config: ReasoningRewardConfig, context: WorkerContext) -> None:
         words = {"begin": config.begin, "end": config.end}
-        self._asked = Asked("Reasoning", config, "rewards", **words)
+        self._questions = Questions("Reasoning", config, "rewards", **words)
 
     def score(self, records: Sequence[ScoredRecord]) -> list[Score]:
         return [self._score(record) for record in records]
@@ -140,7 +140,7 @@ class ReasoningReward:
                 "data.use: environments/reasoning"
             )
         row: dict[str, Any] = {name: fields[name] for name in ("number", "task") if name in fields}
-        asked, said = self._asked.play(row, record.text)
+        asked, said = self._questions.play(row, record.text)
         question = asked["messages"][-1]["content"]
         if "answer" in fields and question not in _text_of(record.prompt):
             return failure(
