@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,6 +153,7 @@ class Episode:
         self.rewards: dict[str, float] = {}
         self._rules = rules
         self._lines: dict[str, Line] = {}
+        self._prompts: dict[int, np.ndarray] = {}  # of each sequence, its latest
         self._turns_begun = 0  # how many turns were asked for, also of roles
         self._waiting_agents: set[Asked] = set()  # requests that are to be answered
         self._unparsed = 0
@@ -182,7 +183,7 @@ class Episode:
         line.tools = tuple(observation.get("tools") or line.tools)
         new = list(observation["messages"])
         if role := self._rules.roles.get(player):
-            self._room(read=0, tokens=0)
+            self._room(_ends, tokens=0)
             line.messages += new
             return self._begin_role_turn(role, line, player=player)
         sequence, most = self._continue(line, new)
@@ -198,10 +199,10 @@ class Episode:
         Raises EpisodeEnds at a limit.
         """
         book, renderer = self.book, self._rules.renderer
-        most = self._room(read=0)
+        most = self._room(_ends)
         if line.sequence < 0:
             ids = renderer.start(new, line.tools)
-            most = self._room(read=len(ids))
+            most = self._room(_ends, read=len(ids))
             return book.start(ids, cause="player"), most
         before = book.sequences[line.sequence].ids
         bridge = renderer.bridge(before, new, line.tools)
@@ -209,24 +210,33 @@ class Episode:
             if self._rules.drift == "error":
                 raise EpisodeEnds(FAILED, "no_bridge: the chat template rewrites earlier turns")
             ids = renderer.start([*line.messages, *new], line.tools)
-            most = self._room(read=len(ids))
+            most = self._room(_ends, read=len(ids))
             return book.start(ids, cause="template"), most
         length = len(before) - bridge.drop
-        most = self._room(read=length + len(bridge.ids))
+        most = self._room(_ends, read=length + len(bridge.ids))
         return book.go_on(line.sequence, length, bridge.ids, cause="boundary"), most
 
-    def _room(self, *, read: int, tokens: int | None = None) -> int:
-        """Returns the most actions of the next turn. Raises EpisodeEnds at a limit.
+    def _room(
+        self,
+        at_limit: Callable[[str], Exception],
+        *,
+        read: int = 0,
+        most: int = 0,
+        tokens: int | None = None,
+    ) -> int:
+        """Returns the most actions of the next turn.
 
+        at_limit: makes what is raised at a limit, of the limit's name.
+        most: the limit of an agent's request itself; 0: none.
         tokens: how many count; None: all that the policy has said. For a role none do.
         """
         tokens = self.book.actions if tokens is None else tokens
-        most, reason = self._rules.limits.next_turn(
-            turns=self._turns_begun, tokens=tokens, read=read
+        room, reason = self._rules.limits.next_turn(
+            turns=self._turns_begun, tokens=tokens, read=read, most=most
         )
-        if not most:
-            raise EpisodeEnds(TRUNCATED, reason)
-        return most
+        if not room:
+            raise at_limit(reason)
+        return room
 
     def reply(self, turn: Turn, finished: Finished) -> dict[str, Any]:
         """Takes what the policy said in a turn; returns what the environment is told.
@@ -274,7 +284,7 @@ class Episode:
         rules, book = self._rules, self.book
 
         def fits(read: int) -> None:
-            self._room_of_agent(read=read, most=asked.most)
+            self._room(self._refusal, read=read, most=asked.most)
 
         fits(0)
         line = self._lines.setdefault("", Line())
@@ -284,7 +294,7 @@ class Episode:
             sequence = place(book, rules.renderer, asked.messages, asked.tools, rules.drift, fits)
             line.messages, line.tools = list(asked.messages), asked.tools
         read = len(book.sequences[sequence].ids)
-        most = self._room_of_agent(read=read, most=asked.most)
+        most = self._room(self._refusal, read=read, most=asked.most)
         self._wait(asked)
         return self._begin_turn(sequence, most, tools=asked.tools, stop=asked.stop, asked=asked)
 
@@ -293,7 +303,7 @@ class Episode:
 
         Raises Refused at the limit of turns.
         """
-        self._room_of_agent(read=0, most=0, tokens=0)
+        self._room(self._refusal, tokens=0)
         player = next(name for name, role in self._rules.roles.items() if role == asked.role)
         line = self._lines.setdefault(player, Line())
         line.messages, line.tools = list(asked.messages), asked.tools
@@ -309,19 +319,10 @@ class Episode:
         if not self._waiting_agents:
             self._start_clock()
 
-    def _room_of_agent(self, *, read: int, most: int, tokens: int | None = None) -> int:
-        """As ``_room``; raises Refused at a limit.
-
-        most: the limit of the agent's request itself; 0: none.
-        """
-        tokens = self.book.actions if tokens is None else tokens
-        room, reason = self._rules.limits.next_turn(
-            turns=self._turns_begun, tokens=tokens, read=read, most=most
-        )
-        if not room:
-            self._refused_for = reason
-            raise Refused(400, f"The episode has reached a limit ({reason}); end it.", reason)
-        return room
+    def _refusal(self, reason: str) -> Refused:
+        """Notes the limit at which an agent is refused a turn, and makes what it is told."""
+        self._refused_for = reason
+        return Refused(400, f"The episode has reached a limit ({reason}); end it.", reason)
 
     def answer(self, turn: Turn, asked: Asked, finished: Finished) -> None:
         """Takes what the policy said in answer to an agent's request, and sends it."""
@@ -469,7 +470,7 @@ class Episode:
         turn = Turn(
             key=self.key,
             sequence=sequence,
-            ids=np.array(self.book.sequences[sequence].ids, np.int32),
+            ids=self._prompt(sequence),
             seed=seed_of_turn(self.request.seed, self._turns_begun),
             most=most,
             greedy=self.request.greedy,
@@ -477,6 +478,13 @@ class Episode:
         )
         self._turns_begun += 1
         return turn
+
+    def _prompt(self, sequence: int) -> np.ndarray:
+        """Returns all ids of a sequence. Only those that are new since its last turn are made."""
+        before = self._prompts.get(sequence, _NO_IDS)
+        new = np.array(self.book.sequences[sequence].ids[len(before) :], np.int32)
+        self._prompts[sequence] = np.concatenate([before, new])
+        return self._prompts[sequence]
 
     def _begin_role_turn(self, role: str, line: Line, **fields: Any) -> RoleTurn:
         turn = RoleTurn(
@@ -535,9 +543,15 @@ class Episode:
         self.waits_since = None
 
 
+def _ends(reason: str) -> EpisodeEnds:
+    """Makes what ends an environment's episode at a limit."""
+    return EpisodeEnds(TRUNCATED, reason)
+
+
 #: Stands in the reason of an episode that has failed for that.
 _NO_TURN = "it was over before the policy had said anything"
 
+_NO_IDS = np.zeros(0, np.int32)
 #: Columns of an episode that was aborted before its first observation.
 _NOTHING: Columns = {
     "prompt_ids": np.zeros(0, np.int32),
