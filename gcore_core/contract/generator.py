@@ -27,7 +27,8 @@ class SampleRequest:
     seed: 63 bits; all randomness of the sample follows from it.
     prompt: the row of the dataset, or a question to the role.
     greedy: the most probable action each time, instead of a draw.
-    attempt: how often it was asked for and lost before.
+    attempt: how often a replica has not finished it before: it was lost, or needed other weights
+        first.
     images: uint8[H, W, C] each, for places of the prompt after the ``prompt.images``;
         only with the trait ``images``.
     ids: int32[P], the tokens of the prompt where they are known; the prompt is then not encoded.

@@ -205,7 +205,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row: row of the dataset.
     epoch: which pass over the dataset.
     samples: numbers of the samples to draw.
-    attempt: how often a replica has not finished it before: it was lost, or needed weights first.
+    attempt: how often a replica has not finished it before: it was lost, or needed other weights
+        first.
     """
 
     ordinal: int

@@ -88,9 +88,9 @@ class ControllerContext:
     async def trainers_free(self) -> AsyncIterator[None]:
         """Leaves the trainers free inside the block, for pushes to generators that are behind.
 
-        A generator that was started again draws nothing before its push. So a program that waits
-        for records, of this shard or of another, must wait inside such a block, as
-        ``Producer`` does. Blocks do not overlap.
+        A generator that was started again has the weights of version 0, and draws nothing of a
+        newer one before its push. So a program that waits for records, of this shard or of
+        another, must wait inside such a block, as ``Producer`` does. Blocks must not overlap.
         """
         self.trainers_turn.release()
         try:

@@ -93,7 +93,7 @@ class RewardEvaluation:
         own_rows = range(facts.shard, rows, facts.shards)
         evaluated = Evaluated()
         for mode, purpose in enumerate((GREEDY, SAMPLED)):
-            round_ = Round(step=version, number=mode, purpose=purpose, least=version)
+            round_ = Round(version=version, number=mode, purpose=purpose)
             await self._draw(round_, own_rows, evaluated)
         return evaluated
 
@@ -176,7 +176,7 @@ class LossEvaluation:
             samples=self._samples,
         )
         ledger.adopt(leases)
-        round_ = Round(step=version, number=0, purpose=GREEDY, least=version)
+        round_ = Round(version=version, number=0, purpose=GREEDY)
         await draw(self._context, self._placement, ledger, round_, leases)
         return list(ledger.complete())
 

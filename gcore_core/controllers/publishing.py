@@ -134,7 +134,8 @@ class Publishing:
                 broken_off = (ContractError, WeightMismatch)
                 with contextlib.suppress(*LOST):
                     await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
-                # All who have asked meanwhile have had their push, too.
+                # All who have asked meanwhile have had their push, too, or the replica is lost
+                # again: whoever finds it behind then asks again.
                 self._behind.discard(replica)
                 await sleep_trainers(self._context)
         finally:

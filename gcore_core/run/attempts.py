@@ -1,11 +1,11 @@
 """Makes attempts of a run, until one ends well or the run may not go on. All are the same:
 
     begin     with nothing, or from the newest checkpoint (``begins_from``)
-    place     on the machines that there are (``machines_left.place_run``)
+    place     on the machines that there are (``machines.place_run``)
     run       on a site that is opened for the attempt and closed behind it (``supervisor``)
 
 So the first attempt, one after a loss, that of a supervisor that takes a killed one's place
-(``starter``) and that of ``g-core resume`` differ in what they are given: ``prepare`` of
+(``restart_supervisor``) and that of ``g-core resume`` differ in what they are given: ``prepare`` of
 ``gcore_core.run.start`` begins and places the first of a process, this module those behind it.
 """
 

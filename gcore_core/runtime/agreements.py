@@ -13,7 +13,7 @@ To ask, the lead makes two calls (it collects, then deals); any other shard make
 for both.
 
 Order. A shard numbers its agreements as it makes them, in each scope from 0. An agreement's key is
-its scope, its number and a name: ``window:3/look``. So all shards must make the agreements of one
+its scope, its number and a name: ``producer:3/look``. So all shards must make the agreements of one
 scope in the same order. Agreements of different scopes have no order between them: two tasks of a
 shard may agree side by side. A request that is sent again has the same key and gets the first one's
 answer.

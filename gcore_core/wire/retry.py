@@ -83,7 +83,9 @@ async def insist(
     request: Request,
     deadline_s: float | None = None,
 ) -> Reply:
-    """Calls until there is an answer, by ``PATIENT``. Requests are keyed: receivers run them once.
+    """Calls until there is an answer, by ``PATIENT``. The receiver must bear a repetition.
+
+    Most requests have a key by which receivers run them once.
 
     deadline_s: of each call; by default the endpoint's own. What the peer itself raised is raised
     at once.

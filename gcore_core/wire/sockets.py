@@ -4,7 +4,7 @@ Addresses are ``unix:/path`` and ``tcp:127.0.0.1:port`` on one machine, ``tls:HO
 machines. Any other is refused. Over TLS both sides show the run's certificate first, see ``tls``.
 Then the side that connects proves that it is of the run, see ``proof``.
 
-One call, frame by frame (``wire.Frame``; all have the call's number):
+One call, frame by frame (``frames.Frame``; all have the call's number):
 
     caller  -> server   CALL       method and request
     caller <-  server   PROGRESS   as often as the server likes: it puts the deadline off
@@ -78,7 +78,7 @@ class RpcNetwork:
         for so long; 0: the kernel's own limits hold, which are hours. A process there that is
         stopped or busy gives such signs all the same: its kernel does.
     expired: called with (peer, what was waited for) at every deadline that expires.
-    memory: shared by all connections, see ``wire.Connection``.
+    memory: shared by all connections, see ``frames.Connection``.
     """
 
     def __init__(

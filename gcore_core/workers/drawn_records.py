@@ -193,8 +193,8 @@ class DrawnRecords:
     def release(self, before: int) -> None:
         """Forgets the records of steps before ``before``.
 
-        Every replica hears of it by the push, also one that some shards never speak to. So it is
-        told for all shards.
+        Every replica hears of it by a push, or as it falls asleep, also one that some shards never
+        speak to. So it is told for all shards.
         """
         self.over = max(self.over, before)
         self._store.release(dict.fromkeys(range(self._shards), (0, self.over)))

@@ -53,7 +53,7 @@ The mirror needs no rule of its own for what may be overwritten. This is why:
 The sender's memory is safe meanwhile. An agent reads j there for a receiver that has not loaded it
 yet. The sender fills that region again only when all receivers have asked for j + 2, and they ask
 after they have loaded j. A parent's mirror is safe for its children by the same argument: what goes
-over j lies a bucket that was handed out after all had asked for j + 2.
+over j is a bucket that was handed out after all had asked for j + 2.
 
 Two pushes share one memory, on either side. The agent ends what it still pulls of the earlier one
 before it writes anything of the later one. A receiver of the earlier one finds other bytes then,

@@ -38,7 +38,7 @@ class Rounds:
         self._shards = shards
         self._gather_s = gather_s
         self._restarted = restarted
-        self._skips_waiting_in = -1  # the step in which this process was restarted, if it was
+        self._skips_waiting_in = -1  # step of the first request to a restarted process
         self._rounds: dict[tuple[int, int, str], _JoinedRound] = {}  # by step, round, purpose
 
     async def join(self, request: GenerateRequest) -> list[Lease]:

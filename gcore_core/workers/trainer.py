@@ -402,7 +402,8 @@ class TrainerShell:
     async def _together(self, work: Callable[..., T], *args: Any) -> T:
         """Runs what may need the other ranks, such as collectives; a push that is open is given up.
 
-        With one rank nobody is needed, and the push goes on.
+        Where no other rank waits for this one (one rank, or any rank but the first), the push goes
+        on.
         """
         if self._followers:
             await self._close_push()

@@ -467,13 +467,13 @@ CASES: dict[str, dict[str, Callable[[World], object]]] = {
         ),
         "a version that is behind": lambda w: check_versions(
             [Header(ordinal=12, sample=3, row=7, seed=0, versions=(2, 2), stamp=1, replica=1)],
-            Round(step=3, number=0, purpose="train", least=3),
+            Round(version=3, number=0, purpose="train"),
             "rollout.1",
         ),
         "weights that are gone": lambda w: _raise_at("rollout.1", weights_gone(3, 4)),
         "newer weights in a run that repeats": lambda w: check_repeats(
             [Header(ordinal=12, sample=3, row=7, seed=0, versions=(4, 4), stamp=1, replica=1)],
-            Round(step=3, number=0, purpose="train", least=3),
+            Round(version=3, number=0, purpose="train"),
             "rollout.1",
         ),
         "answers that were cut off": lambda w: EndReasons().add(

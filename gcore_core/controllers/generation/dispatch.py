@@ -34,18 +34,16 @@ from gcore_core.wire.retry import PATIENT, insist
 class Round:
     """Says what leases are sampled for. A round is what a step or an evaluation issues at once.
 
-    step: the version that begins the records, which is the step that uses them unless generation
-        runs ahead; by it their memory is held and released.
-    number: counts the rounds of a step.
+    version: the oldest version of the weights that may begin a sample; in a deterministic run the
+        only one that may draw it. By it the records' memory is held and released: it is the step
+        that uses them, unless generation runs ahead.
+    number: counts the rounds of a version.
     purpose: TRAIN, GREEDY or SAMPLED.
-    least: the oldest version of the weights that may begin a sample; in a deterministic run the
-        only one that may draw it.
     """
 
-    step: int
+    version: int
     number: int
     purpose: str
-    least: int
 
 
 class Lanes:
@@ -97,11 +95,11 @@ class Lanes:
         Another one stands in for it where it was started again, and nobody has the weights for it
         under which the round is to be sampled.
 
-        Raises WeightsGone where no replica holds these weights. Raises WorkerDied or
-        DeadlineExceeded when a replica is lost ``PATIENT.tries`` times, WeightsBehind when it is as
-        often behind.
+        Raises WeightsGone where no replica holds these weights. Raises WorkerDied,
+        DeadlineExceeded or WeightsBehind, whichever came last, when parts have failed by these
+        ``PATIENT.tries`` times together.
         """
-        lost = 0
+        failures = 0
         newer = set[str]()  # replicas that hold newer weights than the round is for
         while waiting:
             replica = self._replica_of(number, newer)
@@ -119,13 +117,13 @@ class Lanes:
                 # An empty part is sent again, too: other shards' parts of the round wait for it.
                 if unfinished or not leases:
                     waiting.append(unfinished)
-                lost += 1
-                if lost == PATIENT.tries:
+                failures += 1
+                if failures == PATIENT.tries:
                     raise
                 if isinstance(error, WeightsBehind):
                     await insist(self._context.lead, CATCH_UP, CatchUp(replica.name))
                 else:
-                    await asyncio.sleep(PATIENT.pause_s(lost))
+                    await asyncio.sleep(PATIENT.pause_s(failures))
 
     def _replica_of(self, number: int, newer: Set[str]) -> Peer:
         """Returns the lane's replica, or the one that stands in for it.
@@ -152,12 +150,12 @@ class Lanes:
         round_ = self._round
         ledger = self._ledger
         request = GenerateRequest(
-            round_.step,
+            round_.version,
             round_.number,
             facts.shard,
             round_.purpose,
             leases,
-            round_.least,
+            round_.version,
             exact=facts.run.deterministic,
             awake=self._placement.awake.judges(),
             awake_version=self._placement.awake.version,
@@ -170,24 +168,24 @@ class Lanes:
                 if request.exact:
                     check_repeats(came, round_, replica.name)
                 fresh = [header for header in came if ledger.finished(header)]
-                self._context.trace.finished(round_.step, replica.name, sent_s, fresh)
+                self._context.trace.finished(round_.version, replica.name, sent_s, fresh)
                 self._scoring.add(fresh)
 
 
 def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> None:
-    """Raises WeightMismatch when a record claims a last version older than ``Round.least``.
+    """Raises WeightMismatch when a record claims a last version older than ``Round.version``.
 
     A generator that is behind takes a push before it begins, so it held newer weights and the
     version that it claims is wrong. Such a record would pass for a stale one, whose log-probs
     nothing compares. Generators that no push has reached are left out.
     """
     for header in headers:
-        if header.stamp == UNSEALED or header.versions[1] >= round_.least:
+        if header.stamp == UNSEALED or header.versions[1] >= round_.version:
             continue
         raise WeightMismatch(
             f"{replica} says that version {header.versions[1]} sampled record "
-            f"{name_of(*header.key)}, and it holds version {round_.least} or a later one",
-            where=f"step {round_.step}",
+            f"{name_of(*header.key)}, and it holds version {round_.version} or a later one",
+            where=f"step {round_.version}",
             why="it was brought to that version before it began: the number that it gives its "
             "records is behind the weights that it holds",
             todo="look at how the generator counts versions: a push says which one it brings",
@@ -200,23 +198,23 @@ def check_versions(headers: Iterable[Header], round_: Round, replica: str) -> No
 def check_repeats(headers: Iterable[Header], round_: Round, replica: str) -> None:
     """Raises WeightsGone when newer weights sampled a record than a run that repeats would have.
 
-    In a deterministic run ``Round.least`` is not only the oldest version that may begin a sample:
+    In a deterministic run ``Round.version`` is not only the oldest version that may begin a sample:
     it is the version that samples it, from its first action to its last. Generators that no push
     has reached are left out, and so are records that were read and not sampled.
     """
     for header in headers:
-        if header.stamp == UNSEALED or set(header.versions) <= {round_.least, UNSAMPLED}:
+        if header.stamp == UNSEALED or set(header.versions) <= {round_.version, UNSAMPLED}:
             continue
         first, last = header.versions
         drew = f"version {last}" if first == last else f"versions {first} to {last}"
         raise WeightsGone(
-            f"{drew} sampled record {name_of(*header.key)}, and version {round_.least} would have "
-            "in an undisturbed run",
+            f"{drew} sampled record {name_of(*header.key)}, and version {round_.version} "
+            "would have in an undisturbed run",
             where=replica,
             why="this run is to repeat (run.deterministic)",
             todo="the run goes on from its newest checkpoint; where it has none, set "
             "checkpoint.every",
-            version=round_.least,
+            version=round_.version,
             held=last,
         )
 

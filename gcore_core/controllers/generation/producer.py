@@ -73,7 +73,7 @@ class StepBatch:
     first_ordinal: the ordinal of the run at which the step begins. Where steps take ordinals in any
         order: how many of the run were consumed before.
     oldest: the first step whose records are still needed when this step has been trained on.
-    next_ordinal: likewise, of the next step.
+    next_ordinal: the same as ``first_ordinal``, of the next step.
     state: what a run that is resumed behind this step goes on with; plain values.
     digests: stage -> sum of the digests of this shard's records that the step takes, also of those
         that do not teach.
@@ -306,7 +306,7 @@ class Producer:
         leases = self._ledger.lease(ordinals)
         # Memory is held for the version that begins the records: by that they are released.
         number = self._next_round(version)
-        round_ = Round(step=version, number=number, purpose=TRAIN, least=version)
+        round_ = Round(version=version, number=number, purpose=TRAIN)
         drawing = asyncio.ensure_future(
             draw(self._context, self._placement, self._ledger, round_, leases)
         )

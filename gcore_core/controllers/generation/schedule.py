@@ -115,7 +115,7 @@ class Schedule(ABC):
     base: every ordinal below it is consumed.
     front: the next ordinal that is begun for the first time.
     version: of the weights under which groups are begun: those that every shard has seen published,
-        or in step those of the next step, which are published before one is begun.
+        or, under ``InStep``, those of the next step, which are published before one is begun.
     wanted: the step whose groups every shard wants.
     push_waits: a shard waits with its push until nothing is in flight.
     issued: groups begun since a step took some.

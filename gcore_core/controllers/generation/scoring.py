@@ -6,7 +6,6 @@ Records that finish close together go in one request.
 from __future__ import annotations
 
 import asyncio
-import operator
 from collections.abc import Iterable
 
 from gcore_core.contract.launching import Peer
@@ -41,7 +40,7 @@ class Scoring:
         self._tasks = set[asyncio.Task[None]]()
         self._names = set(context.facts.rewards)
         self._of_groups = set(context.facts.of_groups)  # the rewards that see a whole group
-        self._asked: dict[int, list[Header]] = {}  # groups that the group rewards were sent
+        self._asked: set[int] = set()  # groups that the group rewards were sent
         self._waiting: list[Header] = []  # the records of the latest request
         # The task that will send ``_waiting``. None when that request takes no more records.
         self._task: asyncio.Task[None] | None = None
@@ -111,18 +110,14 @@ class Scoring:
 
         Records of one group may be in several requests. It may be complete before the first of
         these is sent, as where judges sleep until the last record has come. The first one takes it.
-        A later one takes it again only when a record of it was lost and asked again.
 
         ordinals: the groups of a request's records.
         """
         completed = []
         for ordinal in ordinals:
             group = self._ledger.whole(ordinal)
-            before = self._asked.get(ordinal, [])
-            # A record that was asked again has another header.
-            is_new = len(before) != len(group) or not all(map(operator.is_, before, group))
-            if group and is_new:
-                self._asked[ordinal] = group
+            if group and ordinal not in self._asked:
+                self._asked.add(ordinal)
                 completed.append(group)
         return completed
 

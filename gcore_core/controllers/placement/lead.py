@@ -50,8 +50,7 @@ _OUTCOMES = 64  # the latest outcomes that are kept and that a policy sees
 class Awake(msgspec.Struct, frozen=True):
     """Says which replicas are awake in a rollout. A new decision makes a new value.
 
-    version: counts what has changed it: decisions, rescues, and replicas that came or left; 0
-        before the first.
+    version: counts what has changed it: decisions and rescues; 0 before the first.
     replicas: generator role -> the numbers of its replicas that are awake.
     in_turns: whether roles share cells one after the other: every cell serves the policy until all
         records of the round are there, then it serves the judges.

@@ -120,7 +120,8 @@ class Sleepers:
 async def sleep_trainers(context: ControllerContext) -> dict[str, float]:
     """Puts every rank of every trainer to sleep, where ``placement.sleep_in_rollout`` says so.
 
-    All shards call it; the lead asks. No push may be under way, since it needs trainers awake.
+    Shards may all call it; the lead alone asks. No push may be under way, since it needs trainers
+    awake.
 
     Returns in the lead the seconds of the slowest rank: ``trainer_sleep_s`` of this sleep and
     ``trainer_wake_s`` of the wake before it.

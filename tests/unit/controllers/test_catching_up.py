@@ -223,7 +223,7 @@ def work_of(replicas: list[Replica], lead: Lead) -> tuple[asyncio.Task[None], Le
     )
     scoring = SimpleNamespace(add=lambda headers: None)
     placement = SimpleNamespace(awake=Awake(version=0, replicas={}, in_turns=False))
-    round_ = Round(step=0, number=0, purpose=TRAIN, least=0)
+    round_ = Round(version=0, number=0, purpose=TRAIN)
     peers: Any = replicas
     lanes = Lanes(context, ledger, round_, scoring, placement, peers)  # type: ignore[arg-type]
     queue = deque([[lease] for lease in ledger.lease(range(len(replicas)))])

@@ -88,7 +88,7 @@ def test_answers_that_ended_by_themselves_pass(healthy: list[Finished]) -> None:
 
 
 def test_a_label_that_is_behind_the_weights_is_refused() -> None:
-    round_ = Round(step=3, number=0, purpose="train", least=3)
+    round_ = Round(version=3, number=0, purpose="train")
     header = Header(ordinal=24, sample=1, row=0, seed=0, stamp=5)
     for versions in ((3, 3), (2, 3), (3, 4)):
         header.versions = versions
@@ -101,7 +101,7 @@ def test_a_label_that_is_behind_the_weights_is_refused() -> None:
 
 
 def test_a_record_of_another_version_is_refused_in_a_run_that_repeats() -> None:
-    round_ = Round(step=3, number=0, purpose="train", least=3)
+    round_ = Round(version=3, number=0, purpose="train")
     header = Header(ordinal=24, sample=1, row=0, seed=0, stamp=5)
     for versions in ((3, 3), (UNSAMPLED, UNSAMPLED)):
         header.versions = versions
