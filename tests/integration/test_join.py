@@ -289,7 +289,8 @@ def test_a_command_that_is_ended_ends_its_agent(
         await asyncio.to_thread(wait_until, lambda: not agents_on(two[1]))
 
     with joining(token, *two) as (_, process):
-        visit(launcher(token), logs, look)
+        # a machine may ask to leave only where a run goes on with fewer
+        visit(launcher(token, min_hosts=2), logs, look)
         code = process.wait(LONG_S)
     # nsenter passes the end of its command on.
     assert code == (143 if number == signal.SIGTERM else -9)
