@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,39 @@ class ColumnSpec:
         if self.k:
             problems.append(f"column {self.name!r}: k is said by the backend's settings")
         return problems
+
+
+#: The columns that every record has whose actions are tokens, as ``records`` lists them.
+TOKEN_COLUMNS: Mapping[str, np.dtype[Any]] = {
+    "prompt_ids": np.dtype(np.int32),
+    "action_ids": np.dtype(np.int32),
+    "logp": np.dtype(np.float32),
+    "action_mask": np.dtype(np.uint8),
+    "temperature": np.dtype(np.float32),
+    "text": np.dtype(np.uint8),
+}
+_PER_ACTION = ("action_ids", "logp", "action_mask")
+
+
+def token_columns_problem(columns: Columns) -> str:
+    """Returns what is wrong with the columns of a record; empty when nothing is.
+
+    A record without ``action_ids`` has actions of another kind, and is not looked at.
+    """
+    if "action_ids" not in columns:
+        return ""
+    for name, dtype in TOKEN_COLUMNS.items():
+        if name not in columns:
+            return f"column {name!r} is missing; there are {', '.join(sorted(columns))}"
+        if columns[name].dtype != dtype:
+            return f"column {name!r} is {columns[name].dtype}, it must be {dtype}"
+    shapes = {name: list(columns[name].shape) for name in _PER_ACTION}
+    if len({*map(tuple, shapes.values())}) != 1 or len(shapes["action_ids"]) != 1:
+        told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return f"each action has one entry in three columns, and they have the shapes {told}"
+    if columns["temperature"].shape != ():
+        return f"column 'temperature' is one number, its shape is {columns['temperature'].shape}"
+    return ""
 
 
 def routing_problem(column: np.ndarray, prompt: int, actions: int) -> str:

@@ -72,6 +72,7 @@ FINISHED = "finished"
 TRUNCATED = "truncated"
 ABORTED = "aborted"
 FAILED = "failed"
+STATUSES = (FINISHED, TRUNCATED, ABORTED, FAILED)
 #: Verdict on a group: a step trains on it.
 TRAINED = "trained"
 #: Verdict on a group: the filter dropped it.

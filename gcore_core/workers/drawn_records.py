@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gcore_core.contract.columns import SEQUENCES, VERSION, version_problem
+from gcore_core.contract.columns import (
+    SEQUENCES,
+    VERSION,
+    token_columns_problem,
+    version_problem,
+)
 from gcore_core.contract.errors import ContractError, RecordMismatch
 from gcore_core.contract.generator import Finished
 from gcore_core.contract.lineage import UNSEALED, name_of, seal_of
@@ -20,6 +25,7 @@ from gcore_core.contract.records import (
     FAILED,
     FINISHED,
     HEADER_LIMIT_BYTES,
+    STATUSES,
     TRUNCATED,
     Header,
     Lease,
@@ -148,7 +154,7 @@ class DrawnRecords:
             if key not in self._running:
                 continue
             self._ending.add(key)
-            _check_version_column(record)
+            _check_columns(record)
             records.append(record)
         return records
 
@@ -223,6 +229,27 @@ class DrawnRecords:
 
 def _key(record: Finished) -> Key:
     return record.request.ordinal, record.request.sample
+
+
+def _check_columns(record: Finished) -> None:
+    """Raises ContractError for a record that is not what its contract says.
+
+    Nobody behind the generator could tell: a reward that finds no text reads an empty one.
+    """
+    problem = token_columns_problem(record.columns)
+    if record.status not in STATUSES:
+        problem = f"its status is {record.status!r}, it must be one of {', '.join(STATUSES)}"
+    elif record.status == FAILED and record.columns:
+        problem = f"it has failed, and has columns: {', '.join(sorted(record.columns))}"
+    if problem:
+        raise ContractError(
+            f"record {name_of(*_key(record))}: {problem}",
+            where="generate",
+            why="what the generator gave is no record of its contract",
+            todo="see the table of columns in gcore_core.contract.records, and test the generator "
+            "with g-core conformance",
+        )
+    _check_version_column(record)
 
 
 def _check_version_column(record: Finished) -> None:

@@ -377,7 +377,7 @@ def test_a_killed_supervisor_leaves_nothing_on_any_machine(
         for line in run.stdout:
             if "  reward " in line:  # a step has ended
                 break
-        assert any("process.worker" in line for line in second.processes())
+        assert any("node.worker" in line for line in second.processes())
         first.run(["pkill", "-KILL", "-f", "gcore_core run"])
         wait_until(lambda: not left_on(first) and not left_on(second))
 

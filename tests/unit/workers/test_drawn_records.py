@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
-from gcore_core.contract.columns import Columns
+from gcore_core.contract.columns import Columns, token_columns_problem
+from gcore_core.contract.errors import ContractError
 from gcore_core.contract.generator import Finished, SampleRequest
-from gcore_core.contract.records import FINISHED, Lease, Prompt, Ref
+from gcore_core.contract.records import FAILED, FINISHED, Lease, Prompt, Ref
 from gcore_core.runtime.messages import TRAIN, GenerateRequest
 from gcore_core.store.client import StoreWriter
 from gcore_core.workers import drawn_records
@@ -70,6 +73,64 @@ def test_a_row_with_an_integer_beyond_64_bits_has_a_digest() -> None:
 def test_a_row_that_cannot_be_encoded_has_no_digest() -> None:
     assert prompt_digest(Prompt(row=2, text="", fields={"answer": object()})) == 0
     assert prompt_digest(Prompt(row=2, text="", fields={"choices": {1: "a"}})) == 0
+
+
+def token_columns(**changed: np.ndarray) -> dict[str, np.ndarray]:
+    columns = {
+        "prompt_ids": np.array([1, 2], np.int32),
+        "action_ids": np.arange(3, dtype=np.int32),
+        "action_mask": np.ones(3, np.uint8),
+        "logp": np.zeros(3, np.float32),
+        "temperature": np.ones((), np.float32),
+        "text": np.frombuffer(b"abc", np.uint8),
+    }
+    return columns | changed
+
+
+NO_TEXT = token_columns(txt=np.frombuffer(b"abc", np.uint8))
+del NO_TEXT["text"]
+
+
+@pytest.mark.parametrize(
+    ("status", "columns", "told"),
+    [
+        pytest.param(FINISHED, NO_TEXT, "column 'text' is missing; there are", id="misspelt"),
+        pytest.param(
+            FINISHED, token_columns(logp=np.zeros(3)), "'logp' is float64, it must", id="dtype"
+        ),
+        pytest.param(
+            FINISHED,
+            token_columns(logp=np.zeros(2, np.float32)),
+            "action_ids [3], logp [2], action_mask [3]",
+            id="length",
+        ),
+        pytest.param(
+            FINISHED,
+            token_columns(temperature=np.ones(3, np.float32)),
+            "'temperature' is one number",
+            id="temperatures",
+        ),
+        pytest.param("done", token_columns(), "its status is 'done', it must be", id="status"),
+        pytest.param(FAILED, token_columns(), "it has failed, and has columns", id="failed"),
+    ],
+)
+async def test_what_is_no_record_of_the_contract_ends_the_request(
+    status: str, columns: dict[str, np.ndarray], told: str
+) -> None:
+    """Else a reward reads an empty text, and a trainer another precision, in silence."""
+    rounds = Rounds(shards=1, gather_s=None, restarted=False)
+    records = drawn_records.DrawnRecords(cast(StoreWriter, SlowStore()), rounds, shards=1)
+    request = SampleRequest(ordinal=7, sample=0, seed=1, prompt=Prompt(row=0, text=""))
+    records.begin(Lease(ordinal=7, row=0, epoch=0, samples=(0,)), 2)
+    record = Finished(request=request, status=status, versions=(0, 0), columns=columns)
+    with pytest.raises(ContractError, match=re.escape(told)) as raised:
+        await records.keep_finished([record])
+    assert "record 7/0" in str(raised.value)
+
+
+def test_the_columns_of_another_kind_of_action_are_not_looked_at() -> None:
+    assert token_columns_problem({"latents": np.zeros((2, 4), np.float64)}) == ""
+    assert token_columns_problem(token_columns()) == ""
 
 
 class SlowStore:

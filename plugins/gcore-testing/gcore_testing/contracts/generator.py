@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from gcore_core.contract.columns import ROUTING, routing_problem
+from gcore_core.contract.columns import ROUTING, TOKEN_COLUMNS, routing_problem
 from gcore_core.contract.context import WorkerContext
 from gcore_core.contract.generator import (
     Finished,
@@ -24,17 +24,6 @@ from gcore_testing.contracts.generator_engine import EngineTests
 from gcore_testing.contracts.generator_logprobs import LogprobTests
 from gcore_testing.contracts.generator_midway import MidwayTests, without_media
 from gcore_testing.contracts.sleep import SleepTests
-
-#: Columns that every record has, and their dtypes.
-_COLUMNS = {
-    "prompt_ids": np.int32,
-    "action_ids": np.int32,
-    "logp": np.float32,
-    "action_mask": np.uint8,
-    "temperature": np.float32,
-    "text": np.uint8,
-}
-
 
 #: Names of tests that need sampled records. They are not claimed where the generator ``reads``.
 _OF_SAMPLES = frozenset(
@@ -137,11 +126,9 @@ class GeneratorContract(EngineTests, LogprobTests, MidwayTests, SleepTests, Drai
         self, generator: Any, requests: list[SampleRequest]
     ) -> None:
         for record in self.run(generator, requests).values():
-            for name, dtype in _COLUMNS.items():
+            for name, dtype in TOKEN_COLUMNS.items():
                 assert name in record.columns, f"column {name} is missing"
-                assert record.columns[name].dtype == dtype, (
-                    f"column {name} must be {np.dtype(dtype)}"
-                )
+                assert record.columns[name].dtype == dtype, f"column {name} must be {dtype}"
             assert record.columns["temperature"].shape == ()
             try:
                 record.columns["text"].tobytes().decode("utf-8")
