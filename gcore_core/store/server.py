@@ -75,6 +75,7 @@ from gcore_core.store.client import (
     no_memory,
     note_error,
 )
+from gcore_core.wire.gathering import shared
 from gcore_core.wire.service import Call, Service
 
 # 8 MiB of arrays whose sizes are powers of two, and a page for their stamps.
@@ -457,7 +458,7 @@ class SlabService:
             pull = asyncio.ensure_future(self._pull(ref))
             pull.add_done_callback(note_error)
             self._copies[ref.mac] = pull
-        return await asyncio.shield(pull)  # it goes on when one of those who ask goes away
+        return await shared(pull)
 
     async def _pull(self, ref: Ref) -> Ref:
         """Pulls a content into a slab; returns the reference of this copy.

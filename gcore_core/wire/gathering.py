@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from gcore_core.contract.errors import ContractError
 from gcore_core.wire.service import encode
 
 Act = Callable[[list[Any]], Awaitable[Any]]
+T = TypeVar("T")
 
 
 class Gathering:
@@ -55,7 +56,7 @@ class Gathering:
             if len(values) == self.members:
                 self._drop_oldest_finished()
                 await self._run(key, values, result, act)
-        return await asyncio.shield(result)
+        return await shared(result)
 
     async def run_once(self, key: Any, value: Any, act: Act) -> Any:
         """Returns what ``act`` gave when the key came first; there must be one member."""
@@ -80,7 +81,7 @@ class Gathering:
 
         task.add_done_callback(finish)
         # The action outlives the member that happened to come last.
-        await asyncio.shield(result)
+        await shared(result)
 
     def abandon(self, error: BaseException) -> None:
         """Raises ``error`` at every member that waits for others."""
@@ -93,6 +94,18 @@ class Gathering:
         finished = [key for key, (_, result) in self._open.items() if result.done()]
         for key in finished[: max(0, len(finished) - self.keep)]:
             del self._open[key]
+
+
+async def shared(future: asyncio.Future[T]) -> T:
+    """Awaits what several wait for, which goes on when one of them is cancelled.
+
+    Each gets an error with all lines where it was raised. A task that has ended and is awaited once
+    more gives its error without them, and the error would name the line that waited.
+    """
+    await asyncio.wait([future])
+    if not future.cancelled() and (error := future.exception()) is not None:
+        raise error
+    return future.result()
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -33,6 +33,7 @@ from gcore_core.runtime.messages import (
     SleepRequest,
     WakeReply,
 )
+from gcore_core.wire.gathering import shared
 from gcore_core.wire.retry import keep_alive
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.generator import GeneratorShell
@@ -133,7 +134,7 @@ class SleepingGenerator:
             self._waking = asyncio.ensure_future(self._wake())
         # To load a model may take as long as at the start of a run, where nothing bounds it either.
         with keep_alive(self._service.progress):
-            return await asyncio.shield(self._waking)
+            return await shared(self._waking)
 
     async def _wake(self) -> GeneratorShell:
         shell = await self._compute(self._make)

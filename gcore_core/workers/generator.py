@@ -58,6 +58,7 @@ from gcore_core.runtime.messages import (
 from gcore_core.runtime.shown_records import opened_record
 from gcore_core.runtime.worker_settings import GeneratorSettings
 from gcore_core.store.client import StoreWriter, note_error
+from gcore_core.wire.gathering import shared
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers.compared_records import columns_of
 from gcore_core.workers.drawn_records import DrawnRecords, EndReasons
@@ -375,7 +376,7 @@ class EngineDriver:
     async def check(self) -> None:
         """Raises what the engine raised. While it runs well, waits until nothing is owed."""
         if self._driving is not None:
-            await asyncio.shield(self._driving)  # all requests share it
+            await shared(self._driving)
 
     async def idle(self) -> None:
         """Waits until nothing is owed, however the engine ends."""
@@ -391,6 +392,7 @@ class EngineDriver:
                     self._owner.progress()
                 await self._owner.take(finished)
         except Exception:  # isolation point: every open request raises it
+            log.exception("the engine failed")
             self._owner.fail()
             raise
 

@@ -79,7 +79,7 @@ from gcore_core.runtime.messages import (
 )
 from gcore_core.runtime.relay import Relay
 from gcore_core.store.client import StoreReader
-from gcore_core.wire.gathering import Gathering
+from gcore_core.wire.gathering import Gathering, shared
 from gcore_core.wire.retry import insist, keep_alive
 from gcore_core.wire.service import Call, Service
 from gcore_core.workers import final_weights
@@ -471,7 +471,7 @@ class TrainerShell:
         """Returns when this rank's part of the export is over; raises what it raised."""
         if self._export is not None:
             with keep_alive(call.progress):  # how fast it goes is decided by those who pull
-                await asyncio.shield(self._export)
+                await shared(self._export)
         return Nothing()
 
     async def _close_push(self) -> None:

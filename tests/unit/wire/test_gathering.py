@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 
 import msgspec
 import pytest
@@ -147,3 +148,24 @@ async def test_a_result_that_came_late_is_remembered_as_long_as_any() -> None:
     await gathering.join("k4", 0, "k4", act)
     assert await gathering.join("slow", 0, "a", slow) == "a"
     assert len(slow.runs) == 1
+
+
+async def test_everybody_who_asks_gets_the_line_that_raised() -> None:
+    """Also who asks when the others have had their answer. An error that is awaited again and again
+    would name the line that waits, which is ours, and not that of a plugin.
+    """
+    gathering = Gathering(2)
+
+    async def fail(values: list[str]) -> str:
+        raise DataError("it failed")
+
+    async def lines() -> list[str]:
+        with pytest.raises(DataError) as raised:
+            await gathering.join("k", 0, "a", fail)
+        return [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+
+    first = asyncio.ensure_future(lines())
+    await asyncio.sleep(0)
+    with pytest.raises(DataError):
+        await gathering.join("k", 1, "b", fail)
+    assert {names[-1] for names in [await first, *[await lines() for _ in range(3)]]} == {"fail"}

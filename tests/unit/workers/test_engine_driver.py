@@ -10,6 +10,7 @@ import pytest
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FINISHED, Prompt
 from gcore_core.runtime.compute import ThreadCompute
+from gcore_core.wire.service import to_wire
 from gcore_core.workers.generator import EngineDriver
 
 REQUEST = SampleRequest(ordinal=0, sample=0, seed=1, prompt=Prompt(row=0, text=""))
@@ -97,3 +98,23 @@ async def test_a_request_that_is_cancelled_leaves_the_engine_running_for_the_oth
         await asyncio.sleep(0)
     owner.missing = 0
     await other
+
+
+class Broken(Engine):
+    def step(self) -> list[Finished]:
+        raise AttributeError("no such attribute")
+
+
+async def test_every_request_is_told_the_line_of_the_engine_and_so_is_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = EngineDriver(Broken(last=0), ThreadCompute(), 0.0, Owner())
+    await driver.submit([REQUEST])
+    told = []
+    for _ in range(3):
+        with pytest.raises(AttributeError) as raised:
+            await driver.check()
+        told.append(to_wire(raised.value, "rollout.0").why)
+    line = Broken.step.__code__.co_firstlineno + 1
+    assert told == [f"at {__file__}:{line}"] * 3
+    assert f'{__file__}", line {line}' in caplog.text
