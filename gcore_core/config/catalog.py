@@ -267,33 +267,29 @@ def scan(path: Sequence[str] | None = None) -> Catalog:
     for plugin, _ in declared:
         owners.setdefault(plugin.name, []).append(plugin)
     rows = []
-    required: dict[str, tuple[str, ...]] = {}  # metadata are parsed at each use
-    for plugin, distribution in declared:
-        requires = None
-        if distribution is not None and plugin.distribution != _CORE_DISTRIBUTION:
-            if plugin.distribution not in required:
-                required[plugin.distribution] = _requirements_on_the_core(distribution)
-            requires = required[plugin.distribution]
+    for plugin, requires in declared:
         clashes = tuple(other.owner for other in owners[plugin.name] if other is not plugin)
         rows.append(_Found(plugin=plugin, requires=requires, clashes=clashes))
     disabled = os.environ.get("G_CORE_PLUGINS") == "off"
     return Catalog(rows, core_version, disabled=disabled)
 
 
-def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution | None]]:
-    """Returns the declared plugins with their distributions, in the order of the path.
+def _declared(path: Sequence[str] | None) -> list[tuple[Installed, tuple[str, ...] | None]]:
+    """Returns the declared plugins, in the order of the path.
+
+    With each are the requirements of its distribution on the core's; None: it is the core's.
 
     A distribution that occurs twice counts once. Its plugins get a note on a second copy that lies
     in another place or has another version.
     """
-    plugins_of: dict[str, tuple[list[Installed], Distribution]] = {}
+    plugins_of: dict[str, tuple[list[Installed], Distribution, tuple[str, ...] | None]] = {}
     for distribution in _with_group(path):
         metadata = distribution.metadata  # parsed at each use
         name = _normal(metadata["Name"] or "(nameless)")
         version = metadata["Version"] or ""
         place = str(distribution.locate_file(""))
         if name in plugins_of:
-            rows, first = plugins_of[name]
+            rows, first, _ = plugins_of[name]
             if (version, place) != (first.version, str(first.locate_file(""))):
                 note = f"a second copy, {version} in {place}, is ignored"
                 rows[:] = [replace(row, notes=(*row.notes, note)) for row in rows]
@@ -305,8 +301,10 @@ def _declared(path: Sequence[str] | None) -> list[tuple[Installed, Distribution 
             Installed(name=entry, distribution=name, version=version, module=value)
             for entry, value in entries.items()
         ]
-        plugins_of[name] = plugins, distribution
-    return [(plugin, distribution) for rows, distribution in plugins_of.values() for plugin in rows]
+        lines = metadata.get_all("Requires-Dist") or distribution.requires or ()
+        requires = None if name == _CORE_DISTRIBUTION else _on_the_core(lines)
+        plugins_of[name] = plugins, distribution, requires
+    return [(plugin, requires) for rows, _, requires in plugins_of.values() for plugin in rows]
 
 
 def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
@@ -320,11 +318,11 @@ def _with_group(path: Sequence[str] | None) -> Iterator[Distribution]:
             yield distribution
 
 
-def _requirements_on_the_core(distribution: Distribution) -> tuple[str, ...]:
+def _on_the_core(requirements: Sequence[str]) -> tuple[str, ...]:
     """Returns the requirements that begin with gcore-core's name, in any spelling of it."""
     return tuple(
         line
-        for line in distribution.requires or ()
+        for line in requirements
         if (name := _NAME.match(line)) and _normal(name[0]) == _CORE_DISTRIBUTION
     )
 

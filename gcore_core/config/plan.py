@@ -244,7 +244,7 @@ def _first_phase(source: yaml_source.Source, installed: catalog.Catalog) -> _Cho
     """Finds out what is chosen where, and loads the plugins. Every ``config`` stays open."""
     user = _fitted(source)
     tree = _schema_tree(user)
-    merged = _merged(tree, user, source, {})
+    merged = _merged(copy.deepcopy(tree), user, source, {})
     core = _core_values(merged)
     # What the core chooses for the user comes first, so that these plugins are loaded, too.
     defaults = _chosen_by_core(core, merged, installed)
@@ -423,7 +423,8 @@ def _schema_tree(user: Mapping[str, Any]) -> DictConfig:
 
     Providers' config classes are grafted onto these nodes later.
     """
-    tree: DictConfig = OmegaConf.structured(JobSettings)
+    flags = {"no_deepcopy_set_nodes": True}  # since each node is made for its place
+    tree: DictConfig = OmegaConf.structured(JobSettings, flags=flags)
     for section, cls in (
         ("roles", RoleSettings),
         ("rewards", RewardSettings),
@@ -451,9 +452,9 @@ def _merged(
     source: yaml_source.Source,
     provided: Mapping[str, Provided],
 ) -> DictConfig:
-    """Merges the user's tree into the schema. Raises ConfigError for what does not fit."""
+    """Merges the user's tree into the schema itself. Raises ConfigError for what does not fit."""
     try:
-        merged = OmegaConf.merge(tree, OmegaConf.create(dict(user)))
+        merged = OmegaConf.unsafe_merge(tree, OmegaConf.create(dict(user)))
     except OmegaConfBaseException as error:
         raise _explained(error, source, provided) from error
     if not isinstance(merged, DictConfig):

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,6 +23,8 @@ from gcore_core.contract.job_settings import KEYS, KIND, LIMIT, JobSettings, Lim
 
 #: Pattern for the name of a role, a reward, an observer or a scorer worker.
 NAME = re.compile(r"[A-Za-z_][\w-]*")
+#: Finds the hints of a class once.
+_type_hints = cache(typing.get_type_hints)
 
 
 def _kinds(cls: type, prefix: str) -> Iterator[tuple[str, str]]:
@@ -212,8 +215,8 @@ def _is_no_container(word: Word, value: Any, members: list[Any]) -> bool:
 def children(expected: Any, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields (key, type hint) for the keys of ``value`` that the expected type knows."""
     if is_dataclass(expected):
-        hints = typing.get_type_hints(expected)
-        hints |= {one.name: one.metadata[KEYS] for one in fields(expected) if KEYS in one.metadata}
+        keys = {one.name: one.metadata[KEYS] for one in fields(expected) if KEYS in one.metadata}
+        hints = _type_hints(typing.cast(type, expected)) | keys
         yield from ((key, hints[key]) for key in value if key in hints)
     else:
         _, inner = typing.get_args(expected) or (Any, Any)

@@ -126,7 +126,7 @@ def _merged(tree: Any, key: str, value: Any) -> Any:
         return tree
     override = OmegaConf.create()
     OmegaConf.update(override, key, value)
-    return OmegaConf.merge(tree, override)
+    return OmegaConf.unsafe_merge(tree, override)
 
 
 def _overlap(one: str, other: str) -> bool:
