@@ -12,6 +12,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,16 @@ def config(steps: int, restarts: int) -> dict[str, Any]:
     return found
 
 
-def calm(directory: Path, steps: int) -> Any:
-    code, run = runs.finish(directory, config(steps, 0))
-    assert code == 0, run.output
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+    """The undisturbed run of so many steps, which its tests share."""
+
+    @cache
+    def run(steps: int) -> Any:
+        code, run = runs.finish(tmp_path_factory.mktemp("calm"), config(steps, 0))
+        assert code == 0, run.output
+        return run
+
     return run
 
 
@@ -59,10 +67,10 @@ def latest_pids(run: Any) -> dict[str, int]:
 @pytest.mark.protects
 @pytest.mark.parametrize("victim", ["rollout.0", "rollout.1", "scorer.0"])
 def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
-    victim: str, tmp_path: Path
+    victim: str, calm: Callable[[int], Any], tmp_path: Path
 ) -> None:
     steps = 6
-    still = calm(tmp_path / "calm", steps)
+    still = calm(steps)
     with runs.running(tmp_path / "killed", config(steps, 0)) as run:
         run.read_until(f" 2/{steps} ")
         os.kill(latest_pids(run)[victim], signal.SIGKILL)
@@ -79,10 +87,10 @@ def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
     "victim", ["rollout.0", "scorer.0", "policy.0", "controller.0", "controller.1"]
 )
 def test_a_hanging_process_is_killed_and_its_waiting_caller_is_named(
-    victim: str, tmp_path: Path
+    victim: str, calm: Callable[[int], Any], tmp_path: Path
 ) -> None:
     steps = 6
-    still = calm(tmp_path / "calm", steps)
+    still = calm(steps)
     patient = config(steps, 1)
     patient["run"]["patience_s"] = 3.0
     with runs.running(tmp_path / "stopped", patient) as run:
@@ -205,10 +213,10 @@ def stopped_agent(run: Any) -> tuple[Any, float]:
 
 @pytest.mark.protects
 def test_a_hanging_agent_is_killed_and_the_run_continues_from_its_checkpoint(
-    tmp_path: Path,
+    calm: Callable[[int], Any], tmp_path: Path
 ) -> None:
     steps = 40  # more than are made while it is awake to write its stacks
-    still = calm(tmp_path / "calm", steps)
+    still = calm(steps)
     patient = config(steps, 1)
     patient["run"]["patience_s"] = 3.0
     with runs.running(tmp_path / "stopped", patient) as run:
