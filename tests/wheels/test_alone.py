@@ -239,6 +239,8 @@ CASES = (
         ("-m", "pytest", "-q", "contract.py"),
         g_core("new", "mine", "--kind", "reward"),
         g_core("conformance", "core"),
+        g_core("plugins", "show", "core"),
+        g_core("plugins", "check", "core"),
         plugin="conformance",
     ),
     models("gcore-torch", two=(POLICY, ROLLOUT), is_slow=False),

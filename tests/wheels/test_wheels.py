@@ -52,7 +52,7 @@ def programs(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in lines
         if not line.startswith(("#", "-c"))
     ]
-    assert len(names) == 9 and "gcore-torch" in names
+    assert len(names) == 10 and "gcore-torch" in names
     return make_venv(tmp_path_factory.mktemp("venv"), wheels, names)
 
 
