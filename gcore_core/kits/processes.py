@@ -3,7 +3,8 @@
 It imports little, since a process that waits for an agent's end holds it for the whole run.
 
 RECORD: the file, in a run's logs, in which an agent writes what it started.
-StartedProcess, identify_process: a process, told from another one that has its pid later.
+StartedProcess, identify_process, is_running: a process, told from another one that has its pid
+    later.
 clear_up: ends what an agent that was lost has left, and removes its shared memory.
 """
 
@@ -12,6 +13,7 @@ from gcore_core.node.process_record import (
     StartedProcess,
     clear_up,
     identify_process,
+    is_running,
 )
 
-__all__ = ["RECORD", "StartedProcess", "clear_up", "identify_process"]
+__all__ = ["RECORD", "StartedProcess", "clear_up", "identify_process", "is_running"]

@@ -1,28 +1,16 @@
-"""Reads a run's configuration, its checkpoints and its weights, and tells a run that goes on to
-save its state, or to end.
+"""Reads a run's configuration, its checkpoints and its weights.
 
-A run says in ``logs/processes.json`` who supervises it. So it is asked on the machine that it was
-started on; on another one it counts as not running. ``run_goes_on`` holds between two attempts of a
-run, too.
+``run_goes_on`` says whether a run does, on the machine that it was started on; it holds between two
+attempts of a run, too.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from gcore_core.contract.run_files import CONFIG, LOGS, SAVE
-from gcore_core.node.process_record import (
-    RECORD,
-    StartedProcess,
-    identify_process,
-    is_running,
-)
+from gcore_core.contract.run_files import CONFIG
 from gcore_core.run.manifest import NAME as CHECKPOINT_NAME
 from gcore_core.run.manifest import Manifest
 from gcore_core.run.manifest import inspect as inspect_checkpoint
@@ -35,11 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINT_NAME",
     "Manifest",
-    "ask_to_save",
-    "ask_to_stop",
     "check_weights",
     "inspect_checkpoint",
-    "is_alive",
     "open_checkpoint",
     "read_config",
     "read_settings",
@@ -48,12 +33,6 @@ __all__ = [
     "saved_steps",
     "weights_sha256",
 ]
-
-
-class _SupervisorRecord(msgspec.Struct):
-    """What is read of the record of a run's processes."""
-
-    supervisor: StartedProcess | None = None
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -104,49 +83,3 @@ def saved_plan(checkpoint: Path) -> Plan:
         file = Path(folder) / CONFIG
         file.write_text(written(saved_config(checkpoint)), encoding="utf-8")
         return load_plan(file)
-
-
-def is_alive(run_dir: Path) -> bool:
-    """Returns whether the run's supervisor runs, on this machine."""
-    return is_running(_supervisor(run_dir))
-
-
-def ask_to_save(run_dir: Path) -> bool:
-    """Asks a run for a checkpoint at the end of its next step; returns whether it runs.
-
-    Raises OSError where its directory cannot be written.
-    """
-    if not is_alive(run_dir):
-        return False
-    (run_dir / SAVE).touch()
-    return True
-
-
-def ask_to_stop(run_dir: Path) -> bool:
-    """Asks a run to save its state and to end, as SIGTERM does; returns whether it runs."""
-    supervisor = _supervisor(run_dir)
-    if supervisor is None:
-        return False
-    try:
-        # The pid stays this process's while it is compared.
-        handle = os.pidfd_open(supervisor.pid)
-    except ProcessLookupError:
-        return False
-    try:
-        if identify_process(supervisor.pid) != supervisor:
-            return False
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _supervisor(run_dir: Path) -> StartedProcess | None:
-    """Returns the process that supervises a run, as its record says; None without one."""
-    try:
-        content = (run_dir / LOGS / RECORD).read_bytes()
-        return msgspec.json.decode(content, type=_SupervisorRecord).supervisor
-    except (OSError, msgspec.MsgspecError):
-        return None

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gcore_report.watch.asking import ask_to_save, ask_to_stop, is_alive
 
 from gcore_core.contract.run_files import LOGS, SAVE
-from gcore_core.kits.runs import ask_to_save, ask_to_stop, is_alive
 from gcore_core.run.checkpoints import Checkpoints
 from tests.support import runs
 
@@ -50,3 +50,7 @@ def test_a_process_that_has_the_supervisors_number_now_is_left_alone(tmp_path: P
     (tmp_path / LOGS / "processes.json").write_text(json.dumps(other))
     assert not is_alive(tmp_path)
     assert not ask_to_stop(tmp_path)
+
+
+def test_a_directory_without_a_record_of_processes_has_no_run_that_goes_on(tmp_path: Path) -> None:
+    assert not is_alive(tmp_path) and not ask_to_save(tmp_path) and not ask_to_stop(tmp_path)

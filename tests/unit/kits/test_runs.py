@@ -53,7 +53,3 @@ def test_the_plan_of_a_checkpoint_has_the_settings_that_it_was_saved_with(run: P
     plan = runs.saved_plan(runs.open_checkpoint(run, 3))
     assert plan.settings.run.name == "job"
     assert runs.read_settings(run) == {"run.name": "another"}
-
-
-def test_a_directory_without_a_record_of_processes_has_no_run_that_goes_on(run: Path) -> None:
-    assert not runs.is_alive(run) and not runs.ask_to_save(run) and not runs.ask_to_stop(run)

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gcore_core.kits.runs import ask_to_save, ask_to_stop, is_alive
 from gcore_report.loopback import Door, guarded
 from gcore_report.page.document import PANELS, live_page
 from gcore_report.page.runs import Run
 from gcore_report.watch import answers, tokens
+from gcore_report.watch.asking import ask_to_save, ask_to_stop, is_alive
 from gcore_report.watch.rows import NewRows
 
 #: How often the files are looked at, while somebody looks at the page.
