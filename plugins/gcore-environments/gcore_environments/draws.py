@@ -140,8 +140,9 @@ class EpisodeDraws:
         if not self._rests():
             turns, answers = self._turns.step()
             self._records += answers
-            for turn, finished in turns:
-                self._policy_spoke(turn, finished)
+            with self._hosts.together():
+                for turn, finished in turns:
+                    self._policy_spoke(turn, finished)
         over, self._records = self._records, []
         return over
 

@@ -46,15 +46,17 @@ import threading
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any
 
 #: Seconds that an environment's ``close`` may take.
 CLOSES_WITHIN_S = 10.0
 #: Who alone runs in the loop for so long, when who is asked, holds it.
 HOLDS_S = 0.5
 _LOOKS_EVERY_S = 0.02
+_READ_BYTES = 1 << 20
 #: Threads that ``asyncio.to_thread`` may use at once, each begun when it is needed. An agent that
 #: blocks has one for its whole life, and with fewer than episodes some would wait for others.
 _MOST_THREADS = 1024
@@ -71,18 +73,42 @@ class Wrong(Exception):
 
 
 class Output:
-    """Writes messages, from any thread."""
+    """Writes messages, from any thread.
+
+    loop: in whose thread ``send_soon`` is called; None before it runs.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lock = threading.Lock()
+        self._unsent: list[bytes] = []
 
     def send(self, **message: Any) -> None:
         """Raises TypeError or ValueError where the message is not JSON."""
-        left = memoryview(json.dumps(message, allow_nan=False).encode() + b"\n")
+        self._add(message)
+        self.flush()
+
+    def send_soon(self, **message: Any) -> None:
+        """Sends a message with those that other episodes have now. Raises as ``send``."""
+        assert self.loop is not None
+        if self._add(message):
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Writes what is not sent yet."""
         with self._lock:
+            left, self._unsent = memoryview(b"".join(self._unsent)), []
             while left:
                 left = left[os.write(self._descriptor, left) :]
+
+    def _add(self, message: dict[str, Any]) -> bool:
+        """Keeps a message to be sent; returns whether it is the first one."""
+        line = json.dumps(message, allow_nan=False).encode() + b"\n"
+        with self._lock:
+            self._unsent.append(line)
+            return len(self._unsent) == 1
 
 
 # -- the class -------------------------------------------------------------------------------------
@@ -345,7 +371,7 @@ class Episode:
 
     def _send(self, message: dict[str, Any], **answer: Any) -> None:
         if not self._is_over:
-            self._host.output.send(id=self._id, turn=message.get("turn", 0), **answer)
+            self._host.output.send_soon(id=self._id, turn=message.get("turn", 0), **answer)
 
     def _fail(self, message: dict[str, Any], error: BaseException) -> None:
         where = {"open": "run" if self._host.is_program else "reset"}.get(message["op"], "step")
@@ -375,7 +401,7 @@ async def _value(said: Any) -> Any:
 class Host:
     """Plays the episodes that it is told of, all in one event loop."""
 
-    def __init__(self, settings: dict[str, Any], incoming: BinaryIO, output: Output) -> None:
+    def __init__(self, settings: dict[str, Any], incoming: BufferedReader, output: Output) -> None:
         self.words = register_words(settings["words"])
         self.config: dict[str, Any] = settings.get("config", {})
         self.cls = load(settings["environment"], self.config, settings.get("directory", ""))
@@ -399,7 +425,7 @@ class Host:
 
     async def serve(self) -> None:
         """Plays episodes until it is told to end."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = self.output.loop = asyncio.get_running_loop()
         self._loop.set_task_factory(self._task)
         self._loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS))
         self._ended = asyncio.Event()
@@ -425,13 +451,24 @@ class Host:
 
     def _read(self) -> None:
         """Passes messages on, in a thread of its own: the loop may be what hangs."""
-        for line in self._incoming:
-            message = json.loads(line)
-            if message["op"] == "who":
-                threading.Thread(target=self._tell_who, args=(message,), daemon=True).start()
-            else:
-                self._loop.call_soon_threadsafe(self._take, message)
+        begun: list[bytes] = []
+        while data := self._incoming.read1(_READ_BYTES):
+            *lines, rest = data.split(b"\n")
+            if lines:
+                lines[0] = b"".join((*begun, lines[0]))
+                begun.clear()
+            begun.append(rest)
+            messages = [json.loads(line) for line in lines]
+            for message in messages:
+                if message["op"] == "who":
+                    threading.Thread(target=self._tell_who, args=(message,), daemon=True).start()
+            self._loop.call_soon_threadsafe(self._take_all, messages)
         _leave()  # who started this process is gone
+
+    def _take_all(self, messages: list[dict[str, Any]]) -> None:
+        for message in messages:
+            if message["op"] != "who":
+                self._take(message)
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["op"] == "end":
@@ -472,7 +509,7 @@ class Host:
         return seen.pop() if len(seen) == 1 else None
 
 
-def own_channel() -> tuple[BinaryIO, Output]:
+def own_channel() -> tuple[BufferedReader, Output]:
     """Takes standard input and output for messages alone.
 
     The environment, and the programs that it starts, find nothing to read there, and what they

@@ -86,6 +86,8 @@ class Host:
         self._lock = threading.Lock()
         self._backlog = bytearray()
         self._writes = False  # whether a thread sends the backlog
+        self._held: list[bytes] = []
+        self._holds = False  # whether what is sent waits for what follows
         self._is_killed = False
         self._command = _command(settings)
         reading, self._lifeline = os.pipe()
@@ -136,6 +138,16 @@ class Host:
         """Sends a message. Never waits: what the process does not take yet is kept for it."""
         self._write(message)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Sends what is sent meanwhile at the end, in one piece."""
+        self._holds = True
+        try:
+            yield
+        finally:
+            self._holds = False
+            self._pass_on(b"")
+
     def has_ended(self, within_s: float) -> bool:
         """Waits for the end of the process, which is left to ``kill`` to be taken away."""
         waiting = select.poll()
@@ -176,10 +188,15 @@ class Host:
     # -- writing -----------------------------------------------------------------------------------
 
     def _write(self, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
+        self._pass_on(json.dumps(message).encode() + b"\n")
+
+    def _pass_on(self, data: bytes) -> None:
         with self._lock:
-            if self._is_killed:
+            self._held.append(data)
+            if self._is_killed or self._holds:
                 return
+            data = b"".join(self._held)
+            self._held.clear()
             if not self._backlog:
                 data = data[self._take(data) :]
             self._backlog += data
@@ -348,6 +365,14 @@ class Hosts:
         host.kill()
         self._hosts[host.number] = Host(self._settings, host.number, self.replies)
         self.restarts += 1
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Sends what each process is told meanwhile at the end, in one piece."""
+        with contextlib.ExitStack() as held:
+            for host in self._hosts:
+                held.enter_context(host.together())
+            yield
 
     def is_current(self, host: Host) -> bool:
         """Whether a process is one of these still."""

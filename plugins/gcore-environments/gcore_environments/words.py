@@ -191,7 +191,8 @@ class Tools:
             rewards = await _outcome(self.rewards, {"reply": reply})
             return Observation(rewards=rewards, done=True)
         in_turn = asyncio.Lock()
-        said = await asyncio.gather(*(self._answer(call, in_turn) for call in reply.calls))
+        answers = [self._answer(call, in_turn) for call in reply.calls]
+        said = await asyncio.gather(*answers) if len(answers) > 1 else [await answers[0]]
         return Observation(
             messages=[
                 {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": text}
