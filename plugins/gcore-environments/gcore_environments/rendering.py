@@ -35,6 +35,7 @@ from gcore_language.turns import text_of
 from gcore_core.contract.errors import ConfigError, DataError
 
 from .contents import ContentEncoder
+from .moulds import Moulds, looks_of
 from .parsers import Read, ToolParser, choose_parser
 from .templates import ASKED, Message, RefusedByTemplate, Template, call, checked
 
@@ -46,13 +47,7 @@ History = Literal["strict", "keep"]
 _SAID = "gcoresaid"
 _THOUGHT = "gcorethought"
 _NEXT: Message = {"role": "user", "content": "next"}
-#: Stand-ins that are kept, each with its prompt.
-_MOST_STANDING = 64
 _NO_VARIABLES: Mapping[str, Any] = {}
-
-
-#: A stand-in -> its prompt, the stand-in.
-_Written = dict[Any, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -308,7 +303,8 @@ class TemplateRenderer:
         ends = {tokenizer.convert_ids_to_tokens(id) for id in self._ends} | {self._look.end}
         self._end_texts = sorted(ends - {"", None}, key=len, reverse=True)
         self._opening = self._contents.ids(self._look.opening)
-        self._written: tuple[Sequence[Any], str, _Written] = ((), _SAID, {})
+        self._looks_for = looks_of(self._template.source)
+        self._written: list[tuple[Sequence[Any], str, Moulds]] = []
 
     def warnings(self) -> list[str]:
         """Returns what a job should know, each in one sentence."""
@@ -380,14 +376,16 @@ class TemplateRenderer:
     ) -> _New | None:
         """Returns what the template writes behind the policy's words; None: it does not tell."""
         answers = _answers(messages)
-        word = _unsaid(messages, self._of_tools(tools)[1])
+        _, word, moulds = self._of_tools(tools)
+        word = _unsaid(messages, word)
         forms = [_stand_in(answers, word)]
         keeps = self._look.keeps_thoughts(for_tools=bool(answers))
         if not self._keeps and not keeps and self._has_thoughts(ids):
             return None
+        opened = moulds.write([ASKED])
         for form in forms:
-            opened, before = self._standing(form, word, tools)
-            after = self._template.write([ASKED, form, *messages], tools)
+            before = moulds.write([ASKED, form], opens=False)
+            after = moulds.write([ASKED, form], messages)
             if after.startswith(opened) and after.startswith(before):
                 new = self._by_difference(before, after[len(before) :], word)
                 if new is not None:
@@ -398,30 +396,15 @@ class TemplateRenderer:
                 forms.append(self._look.thoughtful(form))
         return self._behind_the_word(after, word) if self._keeps else None
 
-    def _of_tools(self, tools: Sequence[Any]) -> tuple[Sequence[Any], str, _Written]:
-        """Returns tools, a word that they do not have, and what was written with them."""
-        of_tools = self._written
-        if list(of_tools[0]) != list(tools):
-            of_tools = copy.deepcopy(list(tools)), _unsaid(tools), {}
-            self._written = of_tools
+    def _of_tools(self, tools: Sequence[Any]) -> tuple[Sequence[Any], str, Moulds]:
+        """Returns tools, a word that they do not have, and what writes with them."""
+        for of_tools in self._written:
+            if list(of_tools[0]) == list(tools):
+                return of_tools
+        tools = copy.deepcopy(list(tools))
+        of_tools = tools, _unsaid(tools), Moulds(self._template, self._looks_for, tools)
+        self._written = [*self._written[-1:], of_tools]  # with marks in them, and without
         return of_tools
-
-    def _standing(self, form: Message, word: str, tools: Sequence[Any]) -> tuple[str, str]:
-        """Returns the stand-in's prompt, and the stand-in; they are the same in most turns."""
-        written = self._of_tools(tools)[2]
-        calls = form.get("tool_calls") or ()
-        key = (
-            *((each["id"], each["function"]["name"]) for each in calls),
-            form["content"],
-            form.get("reasoning_content"),
-            word,
-        )
-        if key not in written:
-            if len(written) >= _MOST_STANDING:
-                written.clear()
-            opened = self._template.write([ASKED], tools)
-            written[key] = opened, self._template.write([ASKED, form], tools, opens=False)
-        return written[key]
 
     def _is_as_said(
         self, ids: Sequence[int], opened: str, before: str, after: str, word: str
