@@ -25,6 +25,7 @@ from gcore_core.contract.errors import DataError
 from gcore_language.end_ids import refuse_unreadable
 from gcore_language.image_requests import name_in_checkpoint
 from gcore_language.images import takes_images
+from gcore_language.lean import import_lean, import_whole
 from gcore_language.model_files import (
     StoredTensor,
     is_quantised,
@@ -167,6 +168,7 @@ def check_for_engine(directory: Path, *, trust_remote_code: bool = False) -> Non
 
     Raises DataError as ``open_pretrained`` does.
     """
+    import_whole()
     if not may_compare(directory):
         return
     config = read_hf_config(directory, trust_remote_code=trust_remote_code)
@@ -453,10 +455,10 @@ def _open_empty(
 
 @contextmanager
 def _device_map_allowed() -> Iterator[None]:
-    """Lets transformers open a model on the meta device where accelerate is not installed.
+    """Lets transformers open a model on the meta device without accelerate.
 
     It asks for that library before it takes any ``device_map``, and uses it for several devices
-    alone. Installed, it is imported with transformers, which takes 0.2 s of each process.
+    alone.
     """
     from transformers.integrations import accelerate
 
@@ -496,23 +498,3 @@ def _odd_expert(error: Exception, tensors: Mapping[str, StoredTensor]) -> str:
                 name = f"{block}{number}{rest}"
                 return f"{name} has shape {list(one.shape)}, and its neighbours {list(usual)}."
     return ""
-
-
-def import_lean() -> None:
-    """Imports parts of transformers as if scikit-learn and scipy were not installed.
-
-    Where they are, assisted generation imports the one and losses of object detection the other;
-    nothing here uses either. Together they take about 60 MiB and a second of each process.
-    """
-    from transformers import utils
-
-    is_sklearn_available = utils.is_sklearn_available
-    is_scipy_available = utils.is_scipy_available
-    utils.is_sklearn_available = utils.is_scipy_available = lambda: False
-    try:
-        # imported once, with the answers of this moment
-        importlib.import_module("transformers.loss.loss_utils")
-        importlib.import_module("transformers.generation.candidate_generator")
-    finally:
-        utils.is_sklearn_available = is_sklearn_available
-        utils.is_scipy_available = is_scipy_available

@@ -19,6 +19,7 @@ from gcore_core.contract.errors import DataError
 from gcore_core.contract.generator import Finished, SampleRequest
 from gcore_core.contract.records import FAILED, Prompt
 from gcore_language.chats import NO_VARIABLES, Chats, Unreadable
+from gcore_language.lean import import_lean
 
 #: What transformers raises for files that are missing, malformed or of an unknown architecture.
 LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
@@ -50,6 +51,7 @@ def load_tokenizer(path: str, embedded: int | None, *, trust_remote_code: bool =
     """
     # Its thread pool takes more CPU time for small batches than their work.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import_lean()
     from transformers import AutoTokenizer
 
     try:
@@ -106,6 +108,7 @@ def padding_id(path: str, *, trust_remote_code: bool = False) -> int | None:
 
     Raises DataError when the config cannot be loaded.
     """
+    import_lean()
     from transformers import AutoConfig
 
     try:

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from gcore_language.models import choose_device
 from gcore_language.packing import counts_of
-from gcore_language.tiny import save_model
 
 from gcore_core.contract.context import WorkerContext
-
-
-def test_opening_a_model_imports_neither_scikit_learn_nor_scipy(tmp_path: Path) -> None:
-    """transformers would: for a way of generating and for losses that nothing here uses."""
-    pytest.importorskip("sklearn")
-    pytest.importorskip("scipy")
-    save_model(tmp_path, "llama")
-    program = (
-        "import sys; from gcore_language.models import load_model; "
-        f"load_model({str(tmp_path)!r}, dtype='float32'); "
-        "from transformers import utils; "
-        "assert utils.is_sklearn_available() and utils.is_scipy_available(); "
-        "print('sklearn' in sys.modules or 'scipy' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "False\n", done.stderr[-2000:]
 
 
 def test_a_deterministic_run_on_cuda_has_torch_repeat_and_others_are_left_alone(

@@ -22,6 +22,7 @@ from gcore_language.image_requests import (
 )
 from gcore_language.images import GRID, ImageReader
 from gcore_language.inbox import WeightInbox
+from gcore_language.lean import import_whole
 from gcore_language.model_files import ModelFiles, open_model_files
 from gcore_language.prompts import (
     PromptEncoder,
@@ -436,6 +437,7 @@ def _tokenizer_of(files: ModelFiles, config: VllmGeneratorConfig) -> Any:
     """
     trust = config.trust_remote_code
     try:
+        import_whole()
         return load_tokenizer(str(files.directory), files.embedded, trust_remote_code=trust)
     except ImportError as error:
         raise not_installed(error) from error
