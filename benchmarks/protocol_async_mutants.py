@@ -47,7 +47,12 @@ ASYNC_MUTANTS: dict[str, Mutant] = {
         "oldest=schedule.oldest",
         "oldest=taken.step + 1",
     ),
-    "old weights may begin a sample": (Producer, "_draw", "least=version", "least=0"),
+    "old weights may begin a sample": (
+        Lanes,
+        "_draw_part",
+        "least=round_.version",
+        "least=0",
+    ),
     "due groups are not waited for": (
         Ahead,
         "take_if_ready",

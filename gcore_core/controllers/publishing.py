@@ -77,7 +77,8 @@ class Publishing:
         self.version = -1
         # With its version, a push has a name by this number.
         self._attempts = itertools.count()
-        self._behind = set[str]()  # generators that are; only the lead knows
+        # generators that are, and the version that they need; only the lead knows
+        self._behind: dict[str, int] = {}
         context.service.add(CATCH_UP, self.catch_up)
 
     def digests(self) -> dict[str, int]:
@@ -116,7 +117,8 @@ class Publishing:
         Only the lead is asked. The push waits until the trainers are free. Where the next push to
         all generators comes first, it is enough. Raises what the push raised.
         """
-        self._behind.add(request.replica)
+        needed = max(request.needed, self._behind.get(request.replica, 0))
+        self._behind[request.replica] = needed
         with keep_alive(call.progress):
             await self._context.trainers_turn.acquire()
             # The push goes on when the one who asked goes away: the trainers are at it.
@@ -128,6 +130,8 @@ class Publishing:
 
         Nothing is pushed where it has had a push meanwhile. A generator that is lost on the way is
         not waited for. The shard that asks it for records finds it behind again, and asks again.
+        One that has what is needed by now is left alone: a request that is late must not cut what
+        it samples by a newer version.
         """
         try:
             if replica in self._behind:
@@ -136,14 +140,14 @@ class Publishing:
                     await PUSHES.run(lambda _: self._push_to_one(replica), broken_off)
                 # All who have asked meanwhile have had their push, too, or the replica is lost
                 # again: whoever finds it behind then asks again.
-                self._behind.discard(replica)
+                self._behind.pop(replica, None)
                 await sleep_trainers(self._context)
         finally:
             self._context.trainers_turn.release()
 
     async def _push_to_one(self, replica: str) -> None:
         peers = [peer for peer in self._context.replicas if peer.name == replica]
-        await self._push(peers, SHM, catches_up=True)
+        await self._push(peers, SHM, needed=self._behind[replica])
 
     async def _push_until_whole(self, version: int, release_before: int) -> None:
         """Pushes again while replicas are lost, as often as ``PUSHES`` allows.
@@ -172,12 +176,12 @@ class Publishing:
         transport: str,
         release_before: int = 0,
         *,
-        catches_up: bool = False,
+        needed: int = -1,
     ) -> list[PushConfirmed]:
         """Makes one attempt of a push of what the trainers hold.
 
-        catches_up: of ``PullWeights``. A replica that is lost is not waited for then: WorkerDied or
-            DeadlineExceeded is raised.
+        needed: of ``PullWeights``. A replica that is lost is not waited for where one is behind:
+            WorkerDied or DeadlineExceeded is raised.
         """
         source = self._context.trainers[0]
         attempt = next(self._attempts)
@@ -197,10 +201,10 @@ class Publishing:
                 source.name,
                 attempt,
                 release_before,
-                catches_up,
+                needed,
             )
             with _naming(replica):
-                if catches_up:
+                if needed >= 0:
                     return await replica.call(PUSH_PULL, ask)
                 return await insist(replica, PUSH_PULL, ask)
 

@@ -502,8 +502,8 @@ class PullWeights(Message):
     source: peer name of trainer rank 0.
     attempt: as of ``BeginPush``.
     release_before: no shard needs records of earlier steps.
-    catches_up: it is for a generator that is behind. One that has these weights by now takes
-        nothing: it may be sampling with them.
+    needed: it is for a generator that is behind this version; -1: it is for all. One that has this
+        version by now, or a newer one, takes nothing: it may be sampling with it.
     """
 
     version: int
@@ -511,7 +511,7 @@ class PullWeights(Message):
     source: str
     attempt: int = 0
     release_before: int = 0
-    catches_up: bool = False
+    needed: int = -1
 
 
 class CatchUp(Message):
@@ -520,9 +520,11 @@ class CatchUp(Message):
     The answer comes when that push is over, or the generator is lost.
 
     replica: its peer name.
+    needed: the version that it is to have.
     """
 
     replica: str
+    needed: int
 
 
 class PlanRequest(Message):

@@ -79,7 +79,7 @@ class WeightsFollower:
 
         async def act(_: list[PullWeights]) -> PushConfirmed:
             async with self._lock:
-                if request.catches_up and self._backend.version >= request.version:
+                if 0 <= request.needed <= self._backend.version:
                     return PushConfirmed(request.version, 0, True, self.stamp)
                 receiver = cast(ReceivesWeights, self._backend)
                 source = self._network.peer(request.source)

@@ -121,7 +121,8 @@ class Lanes:
                 if failures == PATIENT.tries:
                     raise
                 if isinstance(error, WeightsBehind):
-                    await insist(self._context.lead, CATCH_UP, CatchUp(replica.name))
+                    catch_up = CatchUp(replica.name, self._round.version)
+                    await insist(self._context.lead, CATCH_UP, catch_up)
                 else:
                     await asyncio.sleep(PATIENT.pause_s(failures))
 
@@ -155,7 +156,7 @@ class Lanes:
             facts.shard,
             round_.purpose,
             leases,
-            round_.version,
+            least=round_.version,
             exact=facts.run.deterministic,
             awake=self._placement.awake.judges(),
             awake_version=self._placement.awake.version,

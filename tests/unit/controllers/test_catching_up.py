@@ -83,7 +83,7 @@ def lead_of(workers: Workers) -> tuple[Publishing, Any]:
 
 
 def catching_up(publishing: Publishing, name: str) -> asyncio.Task[Any]:
-    return asyncio.ensure_future(publishing.catch_up(CatchUp(name), Call(lambda: None)))
+    return asyncio.ensure_future(publishing.catch_up(CatchUp(name, 3), Call(lambda: None)))
 
 
 async def turns(count: int = 20) -> None:

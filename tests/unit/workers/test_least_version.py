@@ -61,14 +61,18 @@ async def test_a_generator_below_the_least_version_draws_nothing_before_a_push(
     assert await drawn_with(shell, HELD + 1) == [(HELD + 1, HELD + 1)] * 2
 
 
+@pytest.mark.parametrize("newer", [0, 1])
 async def test_a_generator_that_has_caught_up_is_left_alone_by_another_push_to_catch_up(
-    tmp_path: Path,
+    newer: int, tmp_path: Path
 ) -> None:
-    """It may be sampling; nobody is asked for a plan."""
+    """It may be sampling with what it was asked to have, and the trainers may be one version ahead;
+    nobody is asked for a plan.
+    """
     shell = await shell_of(tmp_path)
-    late = PullWeights(HELD, 0, "nobody", attempt=7, catches_up=True)
+    late = PullWeights(HELD + newer, 0, "nobody", attempt=7, needed=HELD)
     confirmed = await shell.pull(late, Call(lambda: None))
-    assert (confirmed.version, confirmed.nbytes) == (HELD, 0)
+    assert (confirmed.version, confirmed.nbytes) == (HELD + newer, 0)
+    assert shell._backend.version == HELD
 
 
 async def test_a_run_that_repeats_draws_no_sample_under_newer_weights(tmp_path: Path) -> None:

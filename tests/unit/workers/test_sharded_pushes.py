@@ -157,7 +157,7 @@ class Site:
         service.add(PUSH_PULL, pull)
         self.network.services[name] = service
         shard = self.network.view("controller.1").peer("controller.0")
-        await asyncio.wait_for(shard.call(CATCH_UP, CatchUp(name)), LATE_S)
+        await asyncio.wait_for(shard.call(CATCH_UP, CatchUp(name, 0)), LATE_S)
         return backend
 
     async def lose_a_generator(self, *, after_buckets: int, attempt: int = 90) -> None:
