@@ -6,12 +6,15 @@ the same roles, names and tools, most templates write the same text around other
 calls; it is one where both show the same pieces around their probes. It is filled with contents on
 which the template cannot decide anything. Which those are, the template's source says: all texts
 that it looks for are constants in it. Where it may look at a content in another way, or where a
-content has such a text, the template is rendered as ever.
+content has such a text, the template is rendered as ever. And a mould is compared with the template
+at its first, second, fourth, eighth use, and so on: one that differs is told and never used again.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,8 @@ import jinja2
 from jinja2 import nodes
 
 from .templates import Message, RefusedByTemplate, Template
+
+log = logging.getLogger(__name__)
 
 #: What may be done with a content without looking at it otherwise than for constants. Case and
 #: escapes show in the probes.
@@ -164,6 +169,7 @@ class Moulds:
         self._looks = looks
         self._tools = tools
         self._made: dict[str, list[str | int] | None] = {}
+        self._uses = Counter[str]()
 
     def write(
         self, asked: Sequence[Message], new: Sequence[Message] = (), *, opens: bool = True
@@ -185,12 +191,30 @@ class Moulds:
         if shape not in self._made:
             if len(self._made) >= _MOST:
                 self._made.clear()
+                self._uses.clear()
             self._made[shape] = self._mould(asked, new, said, opens)
         mould, looks = self._made[shape], self._looks
         if mould is None or not all(looks and looks.are_blind(*one) for one in said.items()):
             return self._template.write([*asked, *new], self._tools, opens=opens)
         texts = list(said)
-        return "".join([part if isinstance(part, str) else texts[part] for part in mould])
+        written = "".join([part if isinstance(part, str) else texts[part] for part in mould])
+        if not self._is_compared(shape):
+            return written
+        rendered = self._template.write([*asked, *new], self._tools, opens=opens)
+        if rendered != written:
+            self._made[shape] = None
+            log.warning(
+                "the chat template writes a conversation otherwise than others of its shape; it is "
+                "rendered each time from now on. Before, %d were written as: %.200r",
+                self._uses[shape] - 1,
+                written,
+            )
+        return rendered
+
+    def _is_compared(self, shape: str) -> bool:
+        """Counts a use of a mould; returns whether it is the first, second, fourth, eighth ..."""
+        self._uses[shape] += 1
+        return self._uses[shape].bit_count() == 1
 
     def _mould(
         self, asked: Sequence[Message], new: Sequence[Message], said: dict[str, bool], opens: bool

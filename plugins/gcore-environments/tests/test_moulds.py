@@ -45,10 +45,18 @@ def template_of(source: str) -> Counting:
     return Counting(tokenizer, {})
 
 
+class Uncompared(Moulds):
+    """Never compares what it fills in with what the template writes: the tests do."""
+
+    def _is_compared(self, shape: str) -> bool:
+        return False
+
+
 TEMPLATES = {name: template_of(source) for name, source in SOURCES.items()}
 #: Kept over all examples, so that each fills what others have made.
 MOULDS = {
-    name: Moulds(template, looks_of(template.source), ()) for name, template in TEMPLATES.items()
+    name: Uncompared(template, looks_of(template.source), ())
+    for name, template in TEMPLATES.items()
 }
 WORDS = ["yes", "42", " ", "\n", "é漢🙂", '"', "\\", "\x01", "{x}", "<", "<tool>", "</think>"]
 WORDS += ["none", "asked", "<|im_end|>", "tool", "c00000001", "x" * 4000, "\0", "aZ0q", "Zq0100000"]
@@ -87,7 +95,7 @@ def test_what_is_filled_in_is_what_the_template_writes(
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_a_shape_is_rendered_twice_however_many_turns_have_it(name: str) -> None:
     template = template_of(SOURCES[name])
-    moulds = Moulds(template, looks_of(template.source), ())
+    moulds = Uncompared(template, looks_of(template.source), ())
     for number in range(50):
         id = f"c{number:08}"
         said = {"role": "assistant", "content": "", "tool_calls": [call("f", {"x": "y"}, id)]}
@@ -119,6 +127,23 @@ def test_a_template_that_looks_for_more_than_constants_has_no_moulds(looks: str)
     for number in range(3):
         moulds.write([ASKED], [{"role": "user", "content": f"state {number}"}])
     assert template.count == 3
+
+
+def test_a_mould_that_differs_from_its_template_is_told_and_used_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever was overlooked in a template's source: here it is another template's source."""
+    template = template_of(CHATML + "{% if '7' in messages[1].content %}seven{% endif %}")
+    moulds = Moulds(template, looks_of(CHATML), ())
+    told = []
+    for number in range(16):
+        message = {"role": "user", "content": f"state {number:02}"}
+        told.append(moulds.write([ASKED], [message]) == template.write([ASKED, message], ()))
+    assert all(told)  # the eighth use, of state 07, is one that is compared
+    assert "rendered each time from now on" in caplog.text
+    count = template.count
+    moulds.write([ASKED], [{"role": "user", "content": "state 99"}])
+    assert template.count == count + 1
 
 
 def test_a_template_that_cannot_be_read_has_no_moulds() -> None:
