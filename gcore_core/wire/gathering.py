@@ -102,7 +102,8 @@ async def shared(future: asyncio.Future[T]) -> T:
     Each gets an error with all lines where it was raised. A task that has ended and is awaited once
     more gives its error without them, and the error would name the line that waited.
     """
-    await asyncio.wait([future])
+    if not future.done():
+        await asyncio.wait([future])
     if not future.cancelled() and (error := future.exception()) is not None:
         raise error
     return future.result()

@@ -82,7 +82,15 @@ async def test_a_column_that_cannot_be_right_is_named(wrong: np.ndarray, problem
     records = DrawnRecords(cast(Any, None), cast(Any, None), shards=1)
     records.begin(Lease(ordinal=7, row=0, epoch=0, samples=(1,)), 0)
     request = SampleRequest(ordinal=7, sample=1, seed=1, prompt=Prompt(row=0, text=""))
-    columns = {"action_ids": column(1, 2), VERSION: wrong}
+    columns = {
+        "prompt_ids": column(1),
+        "action_ids": column(1, 2),
+        "logp": np.zeros(2, np.float32),
+        "action_mask": np.ones(2, np.uint8),
+        "temperature": np.ones((), np.float32),
+        "text": np.zeros(0, np.uint8),
+        VERSION: wrong,
+    }
     record = Finished(request=request, status=FINISHED, versions=(4, 5), columns=columns)
     with pytest.raises(ContractError) as caught:
         await records.keep_finished([record])
