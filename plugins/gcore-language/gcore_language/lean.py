@@ -26,11 +26,12 @@ _LEFT_OUT = ("is_sklearn_available", "is_scipy_available", "is_accelerate_availa
 def import_lean() -> None:
     """Imports transformers' models without what they import for others, and nothing here uses.
 
-    That is scikit-learn for assisted generation, scipy for losses of object detection, accelerate
-    for a model on several devices, and distributed tensors for a model that transformers cuts over
-    ranks. What needs one of them nevertheless is told that it is not installed, or fails with a
-    NameError. A process that has joined a group of ranks imports distributed tensors as ever. And
-    torch's compiler is imported when something is compiled.
+    That is scikit-learn for assisted generation, scipy for losses of object detection, and
+    accelerate for a model on several devices. What needs one of them nevertheless is told that it
+    is not installed. And torch's compiler is imported when something is compiled.
+
+    Distributed tensors, 0.7 s of the processor, are imported with the rest: libraries such as peft
+    name them and rely on transformers to have imported them.
 
     It comes before anything else of transformers, whose tokenizers and configs import models, too.
     """
@@ -42,11 +43,10 @@ def import_lean() -> None:
     if _COMPILER not in sys.modules:
         sys.modules[_COMPILER] = _Compiler()
         sys.modules[_MASKS] = _masks()
-    answers = dict.fromkeys(_LEFT_OUT, _no) | {"is_torch_distributed_available": _has_ranks}
-    asked = [(module, name) for module in (utils, import_utils) for name in answers]
+    asked = [(module, name) for module in (utils, import_utils) for name in _LEFT_OUT]
     kept = [(*one, getattr(*one)) for one in asked if hasattr(*one)]
     for module, name, _ in kept:
-        setattr(module, name, answers[name])
+        setattr(module, name, _no)
     try:
         # what a transformers of another version cannot import so, it imports whole when it is used
         with suppress(ImportError, AttributeError, NameError, RuntimeError):
@@ -69,14 +69,6 @@ def import_whole() -> None:
 
 def _no(*_: object) -> bool:
     return False
-
-
-def _has_ranks() -> bool:
-    """Says whether this process can have distributed tensors; transformers asks it later, too."""
-    from torch import distributed
-
-    joined = distributed.is_available() and distributed.is_initialized()
-    return joined or "torch.distributed.tensor" in sys.modules
 
 
 def _masks() -> Any:
