@@ -98,7 +98,6 @@ BARS = (
 #: Bars that release 0.3 misses, by what pages quote them as.
 KNOWN = frozenset(
     {
-        "back_to_work.fault_to_training_again_s",
         "controllers.controller_us_per_record_c16_over_c1",
         "house.modules_touched_by_canaries",
         "house.modules_touched_by_leaving",
