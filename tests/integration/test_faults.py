@@ -89,7 +89,7 @@ def test_a_killed_generator_or_scorer_is_restarted_and_nothing_is_lost(
 def test_a_hanging_process_is_killed_and_its_waiting_caller_is_named(
     victim: str, calm: Callable[[int], Any], tmp_path: Path
 ) -> None:
-    steps = 6
+    steps = 16  # it must not end before the test has stopped a process
     still = calm(steps)
     patient = config(steps, 1)
     patient["run"]["patience_s"] = 3.0
