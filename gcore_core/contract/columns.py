@@ -97,9 +97,9 @@ def token_columns_problem(columns: Columns) -> str:
             return f"column {name!r} is missing; there are {', '.join(sorted(columns))}"
         if columns[name].dtype != dtype:
             return f"column {name!r} is {columns[name].dtype}, it must be {dtype}"
-    shapes = {name: list(columns[name].shape) for name in _PER_ACTION}
-    if len({*map(tuple, shapes.values())}) != 1 or len(shapes["action_ids"]) != 1:
-        told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    actions = columns["action_ids"].size
+    if any(columns[name].shape != (actions,) for name in _PER_ACTION):
+        told = ", ".join(f"{name} {list(columns[name].shape)}" for name in _PER_ACTION)
         return f"each action has one entry in three columns, and they have the shapes {told}"
     if columns["temperature"].shape != ():
         return f"column 'temperature' is one number, its shape is {columns['temperature'].shape}"

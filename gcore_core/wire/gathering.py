@@ -97,10 +97,11 @@ class Gathering:
 
 
 async def shared(future: asyncio.Future[T]) -> T:
-    """Awaits what several wait for, which goes on when one of them is cancelled.
+    """Returns the result of a future for which several wait.
 
-    Each gets an error with all lines where it was raised. A task that has ended and is awaited once
-    more gives its error without them, and the error would name the line that waited.
+    The future goes on when one of them is cancelled.
+    If it failed, each of them gets the error with the line that raised it. A plain ``await`` loses
+    that line: the second time that a failed task is awaited, its traceback begins at the ``await``.
     """
     if not future.done():
         await asyncio.wait([future])
